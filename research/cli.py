@@ -101,11 +101,15 @@ def readings(
         bool, typer.Option("--write", help="Calibrate the safe bytes of `gpumemnet fit`.")
     ] = False,
     exact: Annotated[bool, typer.Option("--exact", help="Trace each job, in seconds.")] = False,
+    kept: Annotated[
+        Path | None,
+        typer.Option("--kept", help="File that keeps the answers; a stopped run continues."),
+    ] = None,
 ) -> None:
     """Compare `gpumemnet fit` with published readings of fine-tuning runs."""
     from research.readings import compare
 
-    typer.echo(compare(folder, write=write, exact=exact))
+    typer.echo(compare(folder, write=write, exact=exact, kept=kept))
 
 
 @app.command(rich_help_panel=_PUBLISHED)

@@ -9,8 +9,11 @@ is left out, with its reason, where a setting cannot be said or is not stated.
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 from collections.abc import Iterator
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -19,14 +22,23 @@ import numpy as np
 import gpumemnet
 from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import GpumemnetError
-from gpumemnet.named.fit import COVERAGE, FitAnswer, fit
+from gpumemnet.named.fit import COVERAGE, fit
 from gpumemnet.named.methods import METHODS
+from gpumemnet.named.trainer_files import adapter_fields
 from gpumemnet.predict.conformal import conformal_quantiles
 
 TABLES: Final = ("fms-acceleration", "litgpt", "qwen", "peft")
 _FLUX_TOKENS: Final = 512 + 1024
 """Of text, and of an image of 512 pixels."""
 _GPTQ: Final = "gptq_lora"
+_BUILDING_LIBRARIES: Final = (
+    "torch",
+    "transformers",
+    "peft",
+    "bitsandbytes",
+    "diffusers",
+    "litgpt",
+)
 _TARGETS: Final = {
     "query": "q_proj",
     "key": "k_proj",
@@ -51,13 +63,20 @@ _MODELS: Final = {
 
 
 class Reading(NamedTuple):
-    """A published reading, and what ``fit`` says of the same quantity."""
+    """A published reading, and what ``fit`` says of the same quantity.
+
+    Attributes:
+        source: name of the table.
+        row: identifier of the row.
+        kind: which factor its safe bytes have.
+        read_bytes, expected_bytes: of the same quantity.
+    """
 
     source: str
     row: str
+    kind: str
     read_bytes: float
     expected_bytes: float
-    answer: FitAnswer
 
     @property
     def error(self) -> float:
@@ -70,17 +89,47 @@ class Reading(NamedTuple):
         return self.read_bytes / self.expected_bytes
 
 
-def readings(folder: Path, *, exact: bool = False) -> Iterator[Reading | str]:
+def readings(
+    folder: Path, *, exact: bool = False, kept: Path | None = None
+) -> Iterator[Reading | str]:
     """Readings of jobs on one GPU; a sentence for each row that is left out.
 
-    Adapters of ``litgpt`` are traced as those of ``peft``.
+    Args:
+        folder: holds the tables.
+        exact: whether each job is traced.
+        kept: file of answers, in JSON lines: those of the same row, question and code are taken from
+            it, others are added, so that a run that was stopped goes on.
     """
-    depth = {"exact": True, "library": "peft"} if exact else {}
+    answers: dict[str, Reading | str] = {}
+    if kept is not None and kept.exists():
+        for line in kept.read_text("utf-8").splitlines():
+            key, found = json.loads(line)
+            answers[key] = found if isinstance(found, str) else Reading(*found)
+    code = _code_digest() if kept is not None else ""
     for table in TABLES:
         with (folder / f"{table}.csv").open(newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
-                if row["usable"] == "yes" and row["gpus"] == "1":
-                    yield _reading(table, row, depth)
+                if row["usable"] != "yes" or row["gpus"] != "1":
+                    continue
+                key = f"{row['row_id']} {exact} {code}"
+                if key not in answers:
+                    answers[key] = _reading(table, row, {"exact": True} if exact else {})
+                    if kept is not None:
+                        with kept.open("a", encoding="utf-8") as file_of_answers:
+                            file_of_answers.write(json.dumps([key, answers[key]]) + "\n")
+                yield answers[key]
+
+
+def _code_digest() -> str:
+    """Names the code that answers: the package, this module, and the libraries' versions."""
+    folder = Path(gpumemnet.__file__).parent
+    digest = hashlib.sha256()
+    for path in (*sorted(folder.rglob("*.py")), *sorted(folder.rglob("*.json")), Path(__file__)):
+        digest.update(path.read_bytes())
+    for library in _BUILDING_LIBRARIES:
+        with suppress(PackageNotFoundError):
+            digest.update(f"{library} {version(library)}".encode())
+    return digest.hexdigest()[:16]
 
 
 def _reading(table: str, row: dict[str, str], depth: dict[str, Any]) -> Reading | str:
@@ -101,21 +150,24 @@ def _reading(table: str, row: dict[str, str], depth: dict[str, Any]) -> Reading 
         answer = fit(_model(row["model"]), gpu=gpu, **options)
     except GpumemnetError as error:
         return f"{row['row_id']}: {error}"
-    kind, read = row["reading_kind"], row["reading_bytes"]
+    if depth and answer.depth != "exact":
+        return f"{row['row_id']}: {next(note for note in answer.notes if 'not traced' in note)}"
+    quantity, read = row["reading_kind"], row["reading_bytes"]
     if row.get("near_capacity") == "1":
-        kind, read = "torch_max_allocated", row["torch_max_allocated_bytes"]
+        quantity, read = "torch_max_allocated", row["torch_max_allocated_bytes"]
     parts = dict(answer.parts)
     expected = answer.expected_bytes
-    if kind.startswith("torch_max"):
+    if quantity.startswith("torch_max"):
         expected -= parts["context_bytes"]
-    if kind == "torch_max_allocated":
+    if quantity == "torch_max_allocated":
         expected -= parts["fragmentation_bytes"]
-    return Reading(table, row["row_id"], float(read), expected, answer)
+    kind = "gptq" if answer.method.quantisation == "gptq" else "plain"
+    return Reading(table, row["row_id"], kind, float(read), expected)
 
 
 def _obstacle(row: dict[str, str]) -> str:
     """Why ``fit`` cannot be asked for the job of this row."""
-    if row["method"] not in (*METHODS, _GPTQ):
+    if row["method"] not in (*METHODS, _GPTQ) and not row.get("peft_config"):
         return f"method {row['method']}"
     if not row["sequence_length"]:
         return "padded to a length that is not stated"
@@ -149,8 +201,8 @@ def _options(table: str, row: dict[str, str]) -> dict[str, Any]:
         # The scripts and configurations of litgpt all state 0.05.
         "lora_dropout": float(row.get("lora_dropout") or (0.05 if table == "litgpt" else 0.0)),
         "has_autocast": "amp" in row["precision"],
-        "attention": "flash",
-        "year": 2023 if table in ("qwen", "litgpt") else 2024,
+        "attention": "flash" if "flash" in row["attention"] else None,
+        "year": 2023 if table == "qwen" or ":resource:" in row["row_id"] else 2024,
         "raises_frozen": "baseline" in (row.get("framework_config") or ""),
         "precision": "bf16",
         "kernels": "fused_loss" if "liger" in (row.get("kernels") or "") else "none",
@@ -166,8 +218,9 @@ def _options(table: str, row: dict[str, str]) -> dict[str, Any]:
             values |= {"optimizer": "paged_adamw", "raises_frozen": "confighub" in row["row_id"]}
     if table == "peft":
         stated = json.loads(row["peft_config"])
-        values |= {"sequence_length": _FLUX_TOKENS, "lora_rank": stated.get("r", 16), "year": 2026}
-        values["method"] = "dora" if stated.get("use_dora") else method
+        values |= {"sequence_length": _FLUX_TOKENS, "year": 2026}
+        if method != "full":
+            values |= adapter_fields({"peft_type": method.upper(), **stated})
     if table == "qwen":
         values["raises_logits"] = False  # its own class, which autocast raises
         # finetune_qlora_single_gpu.sh runs DeepSpeed, which has no autocast.
@@ -182,7 +235,7 @@ def safety_factors(found: list[Reading]) -> dict[str, float]:
 
     Too few readings of one kind, and the factor is the largest ratio of all.
     """
-    needed = [each.ratio / factors[_kind(each)] for each, factors in by_other_sources(found)]
+    needed = [each.ratio / factors[each.kind] for each, factors in by_other_sources(found)]
     margin = float(np.quantile(needed, COVERAGE, method="higher"))
     return {kind: round(factor * max(margin, 1.0), 3) for kind, factor in _factors(found).items()}
 
@@ -197,7 +250,7 @@ def by_other_sources(found: list[Reading]) -> Iterator[tuple[Reading, dict[str, 
 def _factors(found: list[Reading]) -> dict[str, float]:
     ratios: dict[str, list[float]] = {"plain": [], "gptq": []}
     for each in found:
-        ratios[_kind(each)].append(each.ratio)
+        ratios[each.kind].append(each.ratio)
     largest = max([1.0, *ratios["plain"], *ratios["gptq"]])
     factors = {
         kind: conformal_quantiles(np.array(own), [COVERAGE])[0] for kind, own in ratios.items()
@@ -205,32 +258,34 @@ def _factors(found: list[Reading]) -> dict[str, float]:
     return {kind: factor or largest for kind, factor in factors.items()}
 
 
-def _kind(reading: Reading) -> str:
-    return "gptq" if reading.answer.method.quantisation == "gptq" else "plain"
+def compare(
+    folder: Path, *, write: bool = False, exact: bool = False, kept: Path | None = None
+) -> str:
+    """The comparison in Markdown; ``write`` replaces the factors that ``fit`` uses.
 
-
-def compare(folder: Path, *, write: bool = False, exact: bool = False) -> str:
-    """The comparison as text; ``write`` replaces the factors that ``fit`` uses."""
-    lines: list[str] = []
+    Args:
+        folder, exact, kept: as in :func:`readings`.
+        write: whether to calibrate the safe bytes.
+    """
     found: list[Reading] = []
-    for each in readings(folder, exact=exact):
-        if isinstance(each, str):
-            lines.append(f"left out  {each}")
-        else:
-            found.append(each)
-            read, expected = each.read_bytes / 1e9, each.expected_bytes / 1e9
-            lines.append(
-                f"{each.row:24} read {read:6.2f}  expected {expected:6.2f}  {each.error:+.1%}"
-            )
+    missing: list[str] = []
+    for each in readings(folder, exact=exact, kept=kept):
+        found.append(each) if isinstance(each, Reading) else missing.append(each)
     factors = safety_factors(found)
     others = list(by_other_sources(found))
+    lines = ["| row | read GB | expected GB | error | below safe |", "|---|--:|--:|--:|---|"]
+    for each in found:
+        read, expected = each.read_bytes / 1e9, each.expected_bytes / 1e9
+        is_below = "yes" if each.ratio <= factors[each.kind] else "no"
+        lines.append(
+            f"| {each.row} | {read:.2f} | {expected:.2f} | {each.error:+.1%} | {is_below} |"
+        )
+    lines += ["", "Left out:", "", *(f"* {each}" for each in missing), ""]
     for source in (*sorted({each.source for each in found}), ""):
         own = [each for each in found if source in ("", each.source)]
-        below = sum(each.ratio <= factors[_kind(each)] for each in own)
+        below = sum(each.ratio <= factors[each.kind] for each in own)
         apart = sum(
-            each.ratio <= known[_kind(each)]
-            for each, known in others
-            if source in ("", each.source)
+            each.ratio <= known[each.kind] for each, known in others if source in ("", each.source)
         )
         text = f"safe above {below}/{len(own)}, without the margin by other sources {apart}"
         lines.append(f"{source or 'all'}: {_summary(own)}, {text}")

@@ -53,7 +53,10 @@ def fit(
     ],
     method: Annotated[
         str | None,
-        typer.Option(metavar="|".join(METHODS), help="What is trained; full by default."),
+        typer.Option(
+            metavar="|".join(METHODS),
+            help="What is trained, or an adapter_config.json of peft; full by default.",
+        ),
     ] = None,
     base_model: Annotated[
         str | None,

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 PURPOSE: Final = "the exact depth of fit"
 _LOG: Final = logging.getLogger("gpumemnet.named.exact")
-_PARALLEL: Final = {"ddp": "ddp", "fsdp2": "fsdp", "zero3": "fsdp", "zero2": "fsdp_zero2"}
+_PARALLEL: Final = {"ddp": "ddp", "fsdp2": "fsdp"}
+"""DeepSpeed keeps master copies and buckets, which no trace of PyTorch's own sharding has."""
 _PARTS: Final = {
     "parameter": "base_weights_bytes",
     "buffer": "base_weights_bytes",

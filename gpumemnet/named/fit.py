@@ -35,7 +35,7 @@ from gpumemnet.named.diffusion import TEXT_TOKENS
 from gpumemnet.named.methods import FUSED_EXPERTS_SINCE, MAX_SEQUENCE_LENGTH, SHARDED, Method
 from gpumemnet.named.operators import Network
 from gpumemnet.named.step_walk import PARTS, StepPeak, step_peak
-from gpumemnet.named.trainer_files import TrainerFile, read_trainer_file
+from gpumemnet.named.trainer_files import TrainerFile, adapter_fields, read_trainer_file
 from gpumemnet.physics.attention_kernels import (
     FLASH,
     AttentionCall,
@@ -327,6 +327,7 @@ def fit(
             be traced has the instant depth's answer, with a note.
         progress: called with a few words at each stage of a trace.
         **method: fields of :class:`~gpumemnet.named.methods.Method`; they override a file.
+            ``method`` may also be a configuration of ``peft``, or its ``adapter_config.json``.
 
     Raises:
         InvalidRequestError: the model or the GPU is not known, or an option has a wrong value.
@@ -336,6 +337,9 @@ def fit(
     for name in method:
         if name not in known:
             raise InvalidRequestError(f"is no option: known are {', '.join(sorted(known))}", name)
+    adapter: Any = method.get("method")
+    if isinstance(adapter, Mapping) or str(adapter).endswith(".json"):
+        method |= adapter_fields(adapter)
     profile, count, note = _asked_gpu(gpu)
     notes = [note] if note else []
     stated: dict[str, Any] = {} if count is None else {"parallel": "fsdp2", "gpus": count}
@@ -348,6 +352,10 @@ def fit(
     try:
         how, asked = _with_defaults(model, stated | method), _Asked(model, profile)
         _check_targets(asked.network(how), how)
+        if how.adapter and not exact:
+            notes.append(
+                f"counted as LoRA of rank {how.lora_rank}; --exact builds the adapter itself"
+            )
         if "parallel" in method and how.gpus == 1:
             notes.append(f"{how.parallel} is for several GPUs: name them, as in --gpu 8xH100")
         return _answer(asked, how, notes, asked.trace(how, notes, progress) if exact else None)
@@ -617,7 +625,9 @@ def _steps(asked: _Asked, method: Method) -> Iterator[dict[str, Any]]:
     if method.sequence_length > _SHORT and asked.reads_tokens:
         yield {"sequence_length": method.sequence_length // 2}
     parallel = method.parallel if method.parallel in SHARDED else "fsdp2"
-    sharded = ({"gpus": gpus, "parallel": parallel} for gpus in (2, 4, 8) if gpus > method.gpus)
+    sharded: list[dict[str, Any]] = [
+        {"gpus": gpus, "parallel": parallel} for gpus in (2, 4, 8) if gpus > method.gpus
+    ]
     yield from [each for each in sharded if asked.is_safe(replace(method, **each))][:1]
 
 

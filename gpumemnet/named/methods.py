@@ -73,10 +73,10 @@ class Method:
         library: whose adapters and loss they are: ``peft``'s beside ``transformers``, or those of
             ``litgpt``, which keep the output of an adapter and give one joined layer of queries,
             keys and values.
+        adapter: configuration of ``peft``, in JSON, of an adapter that the fields above do not say.
         raises_logits: whether the loss copies the logits to fp32, as ``transformers`` does.
         year: of the libraries.  Before 2025 ``transformers`` copied the logits without their last
-            position, before 2026 it checkpointed re-entrantly; before 2024 ``bitsandbytes`` saved
-            the input of every quantised layer.
+            position, before 2026 it checkpointed re-entrantly.
     """
 
     method: str = "full"
@@ -100,6 +100,7 @@ class Method:
     adapter_bytes: int = FULL_BYTES
     frozen_bytes: int = HALF_BYTES
     library: str = LIBRARIES[0]
+    adapter: str = ""
     raises_logits: bool = True
     year: int = 2026
 
@@ -168,6 +169,12 @@ class Method:
         """
         is_module = operator.copies == 1 or self.year < FUSED_EXPERTS_SINCE
         return self.is_quantised and is_inner and is_module
+
+    @property
+    def keeps_quantised_inputs(self) -> bool:
+        """Whether quantised layers save their input, which they never need, as ``bitsandbytes`` did
+        before 0.43 (``MatMul4Bit``); ``litgpt`` pinned 0.42 until 2025."""
+        return self.year < (2025 if self.library == "litgpt" else 2024)
 
     @property
     def shifts_logits(self) -> bool:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-_HEAD_CHUNK: Final = 128
+HEAD_CHUNK: Final = 128
 
 
 class TrainedModel(nn.Module):
@@ -53,19 +53,30 @@ class DiffusionLoss(TrainedModel):
 
 
 class ChunkedLoss(TrainedModel):
-    """The loss of ``litgpt`` (``litgpt/finetune/lora.py``, ``litgpt/utils.py``): the head runs in
-    chunks, and Fabric gives their logits in fp32, which live as long as the step."""
+    """The loss of ``litgpt`` (``litgpt/finetune/lora.py`` and ``full.py``, ``litgpt/utils.py``): in
+    chunks, and with adapters the head too.  Fabric gives logits in fp32.  Their variable lives until
+    the next forward pass has ended.
+    """
 
-    def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Any]:
-        """Return the loss and the logits."""
-        logits = [each.float() for each in self.model(input_ids, lm_head_chunk_size=_HEAD_CHUNK)]
-        logits[-1] = logits[-1][..., :-1, :]
-        targets = torch.split(labels[..., 1:], _HEAD_CHUNK, dim=1)
+    kept: tuple[Tensor, ...] = ()
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Return the loss."""
+        found = self.model(input_ids, **self._constants)
+        parts = found if isinstance(found, list) else [found]
+        self.kept = tuple(part.float() for part in parts)
+        del found, parts
+        logits = [*self.kept[:-1], self.kept[-1][..., :-1, :]]
+        if len(logits) == 1:
+            logits = list(torch.split(logits[0].flatten(0, 1), HEAD_CHUNK))
+            targets = torch.split(labels[..., 1:].flatten(), HEAD_CHUNK)
+        else:
+            targets = torch.split(labels[..., 1:], HEAD_CHUNK, dim=1)
         losses = [
-            F.cross_entropy(chunk.flatten(0, 1), target.flatten(), reduction="none")
+            F.cross_entropy(chunk.flatten(0, -2), target.flatten(), reduction="none")
             for chunk, target in zip(logits, targets, strict=True)
         ]
-        return {"loss": torch.cat(losses).sum() / labels[..., 1:].numel(), "logits": logits}
+        return {"loss": torch.cat(losses).sum() / labels[..., 1:].numel()}
 
 
 class FusedLoss(TrainedModel):

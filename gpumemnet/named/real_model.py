@@ -4,6 +4,7 @@ or ``litgpt``, quantised layers of ``bitsandbytes``, and the loss as its trainer
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import warnings
@@ -19,6 +20,7 @@ from gpumemnet.named.diffusion import TEXT_TOKENS
 from gpumemnet.named.exact import library_of, needs_bitsandbytes
 from gpumemnet.named.methods import ALL_LINEAR, Method
 from gpumemnet.named.real_losses import (
+    HEAD_CHUNK,
     ChunkedLoss,
     ClassLoss,
     DiffusionLoss,
@@ -166,7 +168,9 @@ def check_total(found: int, expected: int | None) -> None:
 
 
 def _dtype(method: Method) -> torch.dtype:
-    if method.base_bytes > HALF_BYTES:
+    # accelerate raises what it shards and trains to fp32.
+    is_raised = method.is_sharded and method.is_autocast and not method.has_adapters
+    if is_raised or method.base_bytes > HALF_BYTES:
         return torch.float32
     return torch.float16 if method.precision == "amp_fp16" else torch.bfloat16
 
@@ -241,12 +245,10 @@ def _of_litgpt(name: str, config: dict[str, Any], method: Method) -> RealModel:
 
     settings: dict[str, Any] = {}
     if method.has_adapters:
-        named = method.lora_target.split(",")
-        settings = {
-            key: method.lora_target == ALL_LINEAR or target in named
-            for target, key in _LITGPT_TARGETS.items()
-            if key != "lora_head" or target in named
-        }
+        named = {_LITGPT_TARGETS.get(each, "") for each in method.lora_target.split(",")}
+        if method.lora_target == ALL_LINEAR:
+            named = {*_LITGPT_TARGETS.values()} - {"lora_head"}
+        settings = {key: key in named for key in _LITGPT_TARGETS.values()}
         settings["lora_r"], settings["lora_dropout"] = method.lora_rank, method.lora_dropout
     made = Config.from_name(name.partition("/")[2], n_layer=config["num_hidden_layers"], **settings)
     dtype = _dtype(method)
@@ -256,19 +258,20 @@ def _of_litgpt(name: str, config: dict[str, Any], method: Method) -> RealModel:
     total = sum(each.numel() for key, each in model.named_parameters() if "lora_" not in key)
     if method.has_adapters:
         mark_only_lora_as_trainable(model)
-    for each in model.parameters():
-        each.data = each.data.to(dtype)
+    model.to(dtype)
     if method.is_quantised:
+        quantise(model, method, dtype, None)
+    if method.casts_frozen:
         from bitsandbytes.nn import StableEmbedding
 
-        quantise(model, method, dtype, None)
-        table = model.transformer.wte
-        model.transformer.wte = StableEmbedding(*table.weight.shape, device="meta", dtype=dtype)
-    else:
-        model.to(dtype)
+        model.cos, model.sin = model.cos.float(), model.sin.float()  # Fabric converts no buffers
+        shape = model.transformer.wte.weight.shape
+        with torch.device("meta"):
+            model.transformer.wte = StableEmbedding(*shape).to(dtype)
     tokens = _whole(method.batch_size, method.sequence_length)
     inputs = {"input_ids": tokens, "labels": tokens.clone()}
-    return RealModel(ChunkedLoss(model), inputs, total, ("", "model", "model.lm_head"))
+    chunks = {"lm_head_chunk_size": HEAD_CHUNK} if method.has_adapters else {}
+    return RealModel(ChunkedLoss(model, **chunks), inputs, total, ("", "model", "model.lm_head"))
 
 
 def _of_transformers(name: str, config: dict[str, Any], method: Method) -> RealModel:
@@ -398,18 +401,18 @@ def _with_adapters(model: Any, method: Method) -> Any:
         return model
     from peft import PeftConfig, get_peft_model
 
-    everything = method.lora_target == ALL_LINEAR
-    settings = {
-        "peft_type": "LORA",
+    settings = json.loads(method.adapter or "{}") or {
         "r": method.lora_rank,
         "lora_alpha": method.lora_rank,
         "lora_dropout": method.lora_dropout,
-        "target_modules": ALL_LINEAR if everything else method.lora_target.split(","),
+        "target_modules": method.lora_target.split(","),
         "use_dora": method.method == "dora",
     }
+    if settings.get("target_modules") == [ALL_LINEAR]:
+        settings["target_modules"] = ALL_LINEAR
     with torch.device("meta"):
         return get_peft_model(
             model,
-            PeftConfig.from_peft_type(**settings),
+            PeftConfig.from_peft_type(**{"peft_type": "LORA", **settings}),
             autocast_adapter_dtype=method.adapter_bytes > HALF_BYTES,
         )

@@ -98,7 +98,7 @@ def patches(model: nn.Module, method: Method) -> Iterator[None]:
         return result
 
     bitsandbytes.matmul_4bit = matmul_4bit
-    MatMul4Bit.forward = staticmethod(partial(_dequantised, keeps_rows=method.year < 2024))
+    MatMul4Bit.forward = staticmethod(partial(_dequantised, method=method))
     try:
         yield
     finally:
@@ -113,16 +113,21 @@ def _dequantised(
     bias: Tensor | None,
     state: Any,
     *,
-    keeps_rows: bool,
+    method: Method,
 ) -> Tensor:
     """The forward pass of ``MatMul4Bit`` for more than a few rows: its kernel dequantises the weight
-    inside (``bitsandbytes/backends/cuda/ops.py``, ``_dequant_linear_fallback``).  Before 0.43 it kept
-    its input."""
+    inside (``bitsandbytes/backends/cuda/ops.py``, ``_dequant_linear_fallback``)."""
     from bitsandbytes.functional import dequantize_4bit
 
     ctx.is_empty, ctx.state = False, state
     ctx.dtype_bias = None if bias is None else bias.dtype
-    ctx.tensors = (rows if keeps_rows else None, weight)
+    ctx.tensors = (None, weight)
+    if method.keeps_quantised_inputs and method.library == "litgpt" and method.year > 2023:
+        # The loop's variable `loss` holds the graph, and this attribute of it, through the next
+        # forward pass.  Trainer drops the graph, and in 2023 only the first batch was long.
+        ctx.tensors = (rows, weight)
+    elif method.keeps_quantised_inputs:
+        ctx.save_for_backward(rows)
     return F.linear(rows, dequantize_4bit(weight, state).to(rows.dtype), bias)
 
 

@@ -33,9 +33,6 @@ _PASSED_ON: Final = ("add", "identity")
 """Kinds whose backward pass hands their gradient on."""
 _NORM_TEMPORARIES: Final = 3
 """Tensors in fp32 of an RMS norm's backward pass in single operations, at once."""
-_INPUT_DROPPED: Final = 2024
-"""Year in which ``bitsandbytes`` stopped saving the input of a quantised layer, which it never
-needed (``MatMul4Bit``)."""
 _REENTRANT_UNTIL: Final = 2026
 """Year from which ``transformers`` (5.0) checkpoints without re-entering autograd."""
 _BUCKET_ELEMENTS: Final = 2 * 2 * 10**8
@@ -302,7 +299,7 @@ class _BlockWalk:
         weight_bytes = method.base_bytes if self.is_inner else method.outer_bytes
         if self._is_dequantised(operator):
             self.temporary += compute * matrix
-            if method.year < _INPUT_DROPPED:
+            if method.keeps_quantised_inputs:
                 self._keep_input(operator, cast)
         elif weight_bytes > compute and not method.quantises(operator, self.is_inner):
             self.own.append(compute * matrix)  # autocast's copy of the weight

@@ -149,8 +149,31 @@ def read_trainer_file(source: str | Mapping[str, Any]) -> TrainerFile | None:
     return None if is_model else _read(keys, kind)
 
 
+def adapter_fields(source: str | Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of the method for a configuration of ``peft``: its keys, or its ``adapter_config.json``.
+
+    Raises:
+        InvalidRequestError: the file cannot be read.
+    """
+    stated = dict(source) if isinstance(source, Mapping) else _document(Path(source))
+    rank, targets = stated.get("r"), stated.get("target_modules") or ALL_LINEAR
+    names = targets.split(",") if isinstance(targets, str) else sorted(targets)
+    known = [_tables()["layers"].get(name, "") for name in names]
+    return {
+        "method": "dora" if stated.get("use_dora") else "lora",
+        "adapter": json.dumps(stated, sort_keys=True),
+        "lora_target": ",".join(known) if all(known) else ALL_LINEAR,
+        "lora_dropout": float(stated.get("lora_dropout") or 0.0),
+        **({"lora_rank": rank} if type(rank) is int and rank > 0 else {}),
+    }
+
+
 def _values(path: Path) -> dict[str, Any]:
-    """The keys of a file."""
+    """The keys of a file, those of nested mappings joined by dots."""
+    return _flat(_document(path))
+
+
+def _document(path: Path) -> dict[str, Any]:
     import yaml  # a model's name needs none
 
     try:
@@ -158,7 +181,7 @@ def _values(path: Path) -> dict[str, Any]:
             text = file.read(_MAX_FILE_BYTES + 1)
         document = json.loads(text) if path.suffix.lower() == _JSON else yaml.safe_load(text)
         if isinstance(document, dict) and len(text) <= _MAX_FILE_BYTES:
-            return _flat(document)
+            return document
     except OSError as error:
         raise InvalidRequestError(f"cannot be read: {error.strerror}", str(path)) from None
     except (ValueError, RecursionError, yaml.YAMLError):

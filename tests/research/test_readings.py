@@ -14,6 +14,7 @@ ROW = {
     "gradient_accumulation": "4",
     "sequence_length": "512",
     "checkpointing": "none",
+    "attention": "sdpa",
     "gpus": "1",
     "gpu": "NVIDIA A10G 24GB",
     "usable": "yes",
@@ -35,6 +36,10 @@ def test_a_reading_is_met_and_a_row_that_cannot_be_asked_says_why(tmp_path: Path
     assert isinstance(met, Reading)
     assert abs(met.error) < 0.03
     assert left_out == "litgpt:2: method adapter"
-    shown = compare(tmp_path)
+    kept = tmp_path / "answers.jsonl"
+    shown = compare(tmp_path, kept=kept)
     assert "litgpt: 1 rows" in shown
-    assert "left out  litgpt:2" in shown
+    assert "* litgpt:2" in shown
+    assert len(kept.read_text().splitlines()) == 2
+    kept.write_text(kept.read_text().replace("litgpt:2: method", "litgpt:2: kept: method"))
+    assert "* litgpt:2: kept: method adapter" in compare(tmp_path, kept=kept)

@@ -35,7 +35,33 @@ BERT = SIZES | {
     "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
 }
-NEEDED = ("transformers", "peft", "bitsandbytes")
+T5 = {
+    "model_type": "t5",
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 6,
+    "num_decoder_layers": 6,
+    "num_attention_heads": 8,
+    "head_dim": 64,
+    "vocab_size": 8000,
+    "tie_word_embeddings": True,
+}
+FLUX = {
+    "model_type": "diffusers",
+    "architectures": ["Flux2Transformer2DModel"],
+    "axes_dims_rope": [32, 32, 32, 32],
+    "guidance_embeds": False,
+    "in_channels": 128,
+    "joint_attention_dim": 1024,
+    "mlp_ratio": 3.0,
+    "num_hidden_layers": 2,
+    "num_single_layers": 4,
+    "hidden_size": 1024,
+    "num_attention_heads": 8,
+    "head_dim": 128,
+}
+SCALES = {"peft_type": "IA3", "target_modules": ["to_q"], "feedforward_modules": []}
+NEEDED = ("transformers", "peft", "bitsandbytes", "diffusers")
 MISSING = [package for package in NEEDED if importlib.util.find_spec(package) is None]
 
 
@@ -51,6 +77,22 @@ def test_both_depths_agree(config: dict[str, object], method: str, tmp_path: Pat
     assert exact.parts.keys() == instant.parts.keys()
     assert exact.expected_bytes == pytest.approx(instant.expected_bytes, rel=0.06)
     assert exact.parameters == pytest.approx(instant.parameters, rel=0.01)
+
+
+@pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
+@pytest.mark.parametrize(
+    ("config", "method", "trained"),
+    [(T5, "full", None), (FLUX, SCALES, 2 * 1024)],
+)
+def test_models_and_adapters_of_other_kinds_are_traced(
+    config: dict[str, object], method: str | dict[str, object], trained: int | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    exact = fit(str(path), method=method, sequence_length=768, exact=True)
+    assert exact.depth == "exact", exact.notes
+    assert sum(exact.parts.values()) == exact.expected_bytes
+    assert exact.trained_parameters == (trained or exact.parameters)
 
 
 @pytest.mark.parametrize(
