@@ -212,7 +212,7 @@ def read_settings(**arguments: Any) -> Settings:
         settings = Settings(**given)
     except ValidationError as error:
         raise SettingsError(_sentence(error, given)) from None
-    if not settings.has_keys and not is_loopback(settings.host):
+    if not settings.has_keys and not is_loopback_name(settings.host.lower()):
         raise SettingsError(
             f"listening on {describe(settings.host)} needs API keys, because others can reach it: set {PREFIX}API_KEYS or "
             f"{PREFIX}API_KEYS_FILE (gpumemnet keys new makes one), or listen on 127.0.0.1"
@@ -234,11 +234,6 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
             hint = did_you_mean(name, known, "the page Settings of the documentation lists them")
             warnings.append(f"{name[:80]} is no setting of the service: {hint}")
     return warnings
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens on ``host``."""
-    return is_loopback_name(host.lower())
 
 
 def _sentence(error: ValidationError, given: Mapping[str, Any]) -> str:
