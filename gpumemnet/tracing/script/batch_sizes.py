@@ -1,10 +1,11 @@
 """Traces a script at several batch sizes, and finds what sets its batch size: an argument of its
 command line, or constants in its code.
 
-An argument is found by its name, which holds ``batch``, and by its value, which is the number of
-samples that the model got.  If no argument is given, the script's ``add_argument`` calls are read
-for one with that default, then its code for constants of that value with such a name, as in
-``batch_size = 64`` or ``DataLoader(data, batch_size=64)``.
+An argument is found by its name, which holds ``batch`` or is what the code passes on as
+``batch_size``, and by its value, which is the number of samples that the model got. If no argument
+is given, the script's ``add_argument`` calls are read for one with that default, then its code for
+constants of that value with such a name, as in ``batch_size = 64`` or ``DataLoader(data,
+batch_size=64)``.
 
 Each run is a process of its own, forked before the script began.
 """
@@ -108,10 +109,13 @@ def find_setting(
                 f"{_OPTION}: the value of {name} is unknown: give it among the script's arguments"
             )
         return BatchSetting(name, value)
+    sources = _sources(tree)
     known = {
         each: value
         for each, value in (defaults | given).items()
-        if "batch" in each.lower() or each in _SHORT
+        if "batch" in each.lower()
+        or each in _SHORT
+        or each.lstrip("-").rpartition(".")[2].replace("-", "_") in sources
     }
     fitting = [each for each, value in known.items() if value == batch_size]
     fitting = [each for each in fitting if each in given] or fitting
@@ -171,6 +175,27 @@ def _defaults(tree: ast.Module) -> Iterator[tuple[str, int]]:
             for keyword in node.keywords:
                 if keyword.arg == "default" and names and _is_number(keyword.value):
                     yield max(names, key=len), ast.literal_eval(keyword.value)
+
+
+def _sources(tree: ast.Module) -> set[str]:
+    """Return the names that a ``batch_size`` is made of where the code passes one on, as ``bs`` in
+    ``DataLoader(data, batch_size=args.bs)``; names of variables are followed to what they are
+    assigned."""
+    assigned: dict[str, ast.expr] = {}
+    passed: list[ast.expr] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            assigned.update({ast.unparse(target): node.value for target in node.targets})
+        elif isinstance(node, ast.keyword) and "batch_size" in (node.arg or ""):
+            passed.append(node.value)
+    found: set[str] = set()
+    while passed:
+        for node in ast.walk(passed.pop()):
+            name = getattr(node, "attr", getattr(node, "id", getattr(node, "value", None)))
+            if isinstance(name, str) and name not in found:
+                found.add(name)
+                passed += [assigned[name]] if name in assigned else []
+    return found
 
 
 def _constants(tree: ast.Module, value: int) -> list[ast.Constant]:

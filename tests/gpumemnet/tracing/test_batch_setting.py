@@ -12,6 +12,11 @@ from gpumemnet.tracing.script.batch_sizes import BatchSetting, find_setting
 
 ARGPARSE = "parser.add_argument('-b', '--batch-size', type=int, default=64)\nparser.add_argument('--test-batch-size', default=1000)"
 
+FOLLOWED = """parser.add_argument('--bs', type=int, default=8)
+parser.add_argument('--dim', type=int, default=8)
+size = args.bs
+loader = DataLoader(data, batch_size=size)"""
+
 
 @pytest.mark.parametrize(
     ("code", "arguments", "name", "changed"),
@@ -38,6 +43,8 @@ ARGPARSE = "parser.add_argument('-b', '--batch-size', type=int, default=64)\npar
             "--batch-size 9 --eval-batch-size 16",
         ),
         (ARGPARSE.replace("64", "8"), "--lr 1", "--batch-size", "--lr 1 --batch-size 9"),
+        (FOLLOWED, "--lr 1", "--bs", "--lr 1 --bs 9"),
+        (FOLLOWED, "--bs 8 --dim 8", "--bs", "--bs 9 --dim 8"),
         (ARGPARSE, "--batch-size 8", "--batch-size", "--batch-size 9"),
     ],
 )
