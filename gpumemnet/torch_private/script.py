@@ -18,6 +18,8 @@ import torch
 from gpumemnet.torch_private.names import FUNCTION_MODES, TorchName
 
 TORCH_FOLDER: Final = str(Path(torch.__file__).parent)
+TENSORBOARD_FOLDER: Final = f"{TORCH_FOLDER}/utils/tensorboard"
+"""Its code writes nothing of a meta tensor."""
 LAYERS_FOLDER: Final = str(Path(torch.nn.modules.__file__).parent)
 LBFGS_FILE: Final = inspect.getfile(torch.optim.LBFGS)
 WRAPPER_FILES: Final = frozenset(
@@ -71,6 +73,7 @@ MODULE_TO_EMPTY: Final = TorchName(
     "allocate modules on the simulated GPU",
 )
 MODULE_CUDA: Final = TorchName("torch.nn:Module.cuda", "move modules to the simulated GPU")
+MODULE_CALL: Final = TorchName("torch.nn:Module.__call__", "record passes that repeat")
 COMPILE: Final = TorchName("torch:compile", "trace what is not compiled")
 JIT_TRACE: Final = TorchName("torch.jit:trace", "trace what is not compiled")
 SAVE: Final = TorchName("torch:save", "write files with zeros for weights without values")

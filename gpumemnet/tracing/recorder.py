@@ -79,6 +79,25 @@ class _UnclassifiedStorage(NamedTuple):
     stream: int = 0
 
 
+class RecordedPass(NamedTuple):
+    """What a pass through a model allocated and freed.
+
+    Attributes:
+        events: in order, the number of a storage in the pass with what it is, or ``~number`` where
+            it is freed; nothing is allocated where the cache is emptied.
+        indices: index of each storage.
+        left: id of each storage that the pass has left, with its number.
+    """
+
+    events: tuple[tuple[int, _UnclassifiedStorage | None], ...]
+    indices: tuple[int, ...]
+    left: dict[int, int]
+
+    def size_bytes(self, number: int) -> int:
+        """The size of a storage."""
+        return next(made.size_bytes for each, made in self.events if each == number and made)
+
+
 class Recorder(DispatchMode):
     """Collects storages and events while it is entered.
 
@@ -159,6 +178,53 @@ class Recorder(DispatchMode):
     def begin_pass(self) -> None:
         """Begin a pass through a model, which the code may repeat."""
         self._passes.append(len(self._events))
+
+    def recorded_since(self, start: int) -> RecordedPass | None:
+        """Return what was allocated and freed since the event ``start``; ``None`` if older storages
+        were freed, or nothing is recorded any more."""
+        numbers: dict[int, int] = {}
+        events: list[tuple[int, _UnclassifiedStorage | None]] = []
+        for event in self._events[start:]:
+            if event == EMPTY_CACHE:
+                events.append((EMPTY_CACHE, None))
+            elif event >= 0:
+                numbers[event] = len(numbers)
+                events.append((numbers[event], self._storages[event]))
+            elif ~event in numbers:
+                events.append((~numbers[~event], None))
+            else:
+                return None
+        left = {key: numbers[index] for key, index in self._live.items() if index in numbers}
+        return None if self._is_closed else RecordedPass(tuple(events), tuple(numbers), left)
+
+    def record_again(
+        self,
+        recorded: RecordedPass,
+        storages: Mapping[int, torch.UntypedStorage],
+        output_alone: bool,
+    ) -> None:
+        """Record a pass again.
+
+        Args:
+            recorded: the pass.
+            storages: those that it leaves, by their numbers.
+            output_alone: whether to leave out what the pass also frees.
+        """
+        if self._is_closed:
+            return
+        with self._adding:
+            indices: dict[int, int] = {}
+            for number, made in recorded.events:
+                if made is None:
+                    if not output_alone:
+                        self._events.append(number if number == EMPTY_CACHE else ~indices[~number])
+                elif number in storages or not output_alone:
+                    indices[number] = len(self._storages)
+                    self._events.append(indices[number])
+                    self._storages.append(made)
+                    self._classes.append(self._classes[recorded.indices[number]])
+            for number, storage in storages.items():
+                self._refer(storage, indices[number])
 
     def requested(self, tensor: Tensor, operator: str) -> None:
         """Record that the model's code requests ``tensor`` on the GPU; see
@@ -422,11 +488,15 @@ class Recorder(DispatchMode):
             self._events.append(index)
         else:
             self._events.insert(at, index)
+        self._refer(storage, index)
+        return index
+
+    def _refer(self, storage: torch.UntypedStorage, index: int) -> None:
+        """Notice when ``storage`` is released."""
         reference = _StorageRef(storage, self._released)
         reference.index, reference.key = index, id_of_storage(storage)
         self._references[index] = reference
         self._live[reference.key] = index
-        return index
 
     def _released(self, reference: _StorageRef) -> None:
         if self._references.pop(reference.index, None) is not None:

@@ -75,6 +75,7 @@ _KNOWN: Final = frozenset(
 _SPARSE_CONSTRUCTORS: Final = frozenset(
     {torch.sparse_coo_tensor, torch.sparse_csr_tensor, torch.sparse_csc_tensor}
 )
+_SET_DATA: Final = Tensor.data.__set__  # type: ignore[attr-defined]  # a property of C++
 _HOST_ARRAYS: Final = frozenset({Tensor.numpy, Tensor.tolist, Tensor.__array__})
 
 
@@ -136,6 +137,8 @@ class GpuRequests(TorchFunctionMode):
                 return self._type_name(given)
             if func is Tensor.new and self._observer.device_of(given) == GPU:
                 return self._new(given, *args[1:], **named)
+            if func == _SET_DATA and given.is_meta != args[1].is_meta:
+                return self._set_data(given, args[1])
             if getattr(func, "__name__", "") == "__get__" and (
                 given.is_meta or self._observer.device_of(given) == GPU
             ):
@@ -190,6 +193,15 @@ class GpuRequests(TorchFunctionMode):
             self._values.learn(func, args, result, _called_from(names.LBFGS_FILE))
         return result
 
+    def _set_data(self, tensor: Tensor, data: Tensor) -> None:
+        """Run ``tensor.data = data`` where one of them is a meta tensor: both are then."""
+        if not tensor.is_meta:
+            swap_for_meta(tensor, data.detach())
+        else:
+            tensor.data = torch.empty_strided(
+                data.size(), data.stride(), dtype=data.dtype, device="meta"
+            )
+
     def _type_name(self, tensor: Tensor) -> str:
         """The name of the type of a tensor, as ``tensor.type()`` returns it."""
         folder = "torch.cuda" if self._observer.device_of(tensor) == GPU else "torch"
@@ -233,7 +245,8 @@ class GpuRequests(TorchFunctionMode):
         kinds = {"is_cuda": "cuda", "is_cpu": "cpu", "is_meta": "meta"}
         if name != "device" and name not in kinds:
             return func(*args, **named)
-        device = _META if _called_from(names.TORCH_FOLDER) else self._observer.device_of(args[0])
+        is_for_torch = _called_from(names.TORCH_FOLDER, names.TENSORBOARD_FOLDER)
+        device = _META if is_for_torch else self._observer.device_of(args[0])
         return device if name == "device" else device.type == kinds[name]
 
     def _move(
@@ -521,12 +534,15 @@ def _stands_for_gpu(device: object) -> bool:
     return type(device) is int or torch.device(str(device)).type in ("cuda", "meta")
 
 
-def _called_from(folder: str) -> bool:
-    """Whether the code that calls PyTorch here is in ``folder``."""
+def _called_from(folder: str, *excepted: str) -> bool:
+    """Whether the code that calls PyTorch here is in ``folder``, and not in one that is excepted."""
     frame = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename in _BETWEEN:
         frame = frame.f_back  # type: ignore[assignment]
-    return frame is not None and frame.f_code.co_filename.startswith(folder)
+    if frame is None:
+        return False
+    file = frame.f_code.co_filename
+    return file.startswith(folder) and not (excepted and file.startswith(excepted))
 
 
 def _name_of(func: Callable[..., Any]) -> str:

@@ -37,10 +37,11 @@ from gpumemnet.torch_private.names import (
     replaced,
     storage_id,
 )
-from gpumemnet.torch_private.script import BACKWARD, GRADIENTS, OPTIMIZER
+from gpumemnet.torch_private.script import BACKWARD, GRADIENTS, MODULE_CALL, OPTIMIZER
 from gpumemnet.torch_private.training import fill_history
 from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.recorder import Recorder
+from gpumemnet.tracing.script.repeated_passes import RepeatedPasses
 from gpumemnet.tracing.script.simulated_cuda import Streams
 from gpumemnet.tracing.script.whole_run import (
     MORE_EVENTS,
@@ -347,6 +348,9 @@ class ScriptObserver:
                 self._optimizers.append(weakref.ref(optimizer))
             make_optimizer(optimizer, *args, **kwargs)
 
+        passes = RepeatedPasses(
+            self.recorder, lambda: not self.modules.depth, self.recorder.begin_pass
+        )
         handles = [
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
@@ -358,6 +362,7 @@ class ScriptObserver:
                         (BACKWARD, observed_backward),
                         (GRADIENTS, observed_gradients),
                         (OPTIMIZER, made),
+                        (MODULE_CALL, passes.around(MODULE_CALL.value())),
                     ]
                 ),
                 self.modules,

@@ -240,7 +240,10 @@ def as_first_rank(
     def begin(
         backend: object = None, *args: object, world_size: int = -1, **kwargs: object
     ) -> None:
+        chosen = os.environ.get("WORLD_SIZE", "")  # scripts also set the launcher's variables
         rank_count = world_size if world_size > 0 else ranks
+        if rank_count is None and chosen.isdigit():
+            rank_count = int(chosen)
         if rank_count is None:
             raise ExtractError(
                 "--ranks: the script starts a process group (torch.distributed.init_process_group); give the number of GPUs"

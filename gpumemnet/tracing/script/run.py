@@ -15,6 +15,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -33,7 +34,12 @@ from gpumemnet.errors import CodeEndedError, ExtractError, GpumemnetError, Inval
 from gpumemnet.extract.factory import compile_file
 from gpumemnet.extract.placement import KnownValues, launches_do_nothing
 from gpumemnet.sandbox.process import DeadlineReached, stop_alarm
-from gpumemnet.sandbox.user_code import fault_sentence, is_user_code, user_location
+from gpumemnet.sandbox.user_code import (
+    UnknownValueError,
+    fault_sentence,
+    is_user_code,
+    user_location,
+)
 from gpumemnet.torch_private.names import (
     check_torch,
     declare_torchvision_operators,
@@ -54,6 +60,7 @@ from gpumemnet.tracing.script.processes import (
     first_process_runs_here,
     local_ranks,
     threads_inherit_modes,
+    torchrun_environment,
 )
 from gpumemnet.tracing.script.programs import stopped_by_answer
 from gpumemnet.tracing.script.read_values import ReadValues
@@ -346,9 +353,33 @@ def run_script(call: ScriptCall) -> ScriptRun:
         ended = f"{user_location(error)}: sys.exit({error.code!r})"
     except Exception as error:
         if observer.first is None:
-            raise ExtractError(f"the script cannot be traced: {fault_sentence(error)}") from error
+            raise ExtractError(
+                f"the script cannot be traced: {fault_sentence(error)}{_remedy(error, call)}"
+            ) from error
         ended = fault_sentence(error)
     return finish()
+
+
+def _remedy(error: BaseException, call: ScriptCall) -> str:
+    """Return what to do about an error of a script, as the end of a sentence; empty if that is not
+    known."""
+    if isinstance(error, KeyError) and error.args[0] in torchrun_environment(1):
+        words = shlex.join([*(["-m"] if call.is_module else []), str(call.script), *call.arguments])
+        return (
+            "; a launcher sets this variable: start the script as it is started in training, for example "
+            f"gpumemnet trace -- torchrun --nproc-per-node 1 {words}"
+        )
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        package = error.name.partition(".")[0]
+        return f"; install what provides {package!r} where gpumemnet is installed"
+    if isinstance(error, FileNotFoundError) and error.filename is not None:
+        return (
+            f"; the trace runs in {Path.cwd()}: start it where the training is started, with the data in place "
+            "(a few made-up samples of the same sizes will do)"
+        )
+    if isinstance(error, UnknownValueError):
+        return "; let the script leave out this part, by its own arguments if it has some: it does not train"
+    return ""
 
 
 def _shown(
