@@ -103,7 +103,13 @@ class RepeatedPasses:
         if None in numbers or set(numbers) != set(recorded.left.values()):
             return
         layouts = [
-            (tensor.size(), tensor.stride(), tensor.storage_offset(), tensor.dtype, number or 0)
+            (
+                tensor.size(),
+                tensor.stride(),
+                int(tensor.storage_offset()),
+                tensor.dtype,
+                number or 0,
+            )
             for tensor, number in zip(found, numbers, strict=True)
         ]
         is_equal = (
