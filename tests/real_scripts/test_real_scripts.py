@@ -92,6 +92,10 @@ CASES = {
         },
         2000,
     ),
+    "gpu_by_type": Case(  # the steps, and a learning rate
+        {"parameter": linear(256, 512, 10), "optimizer_state": 2 * linear(256, 512, 10) + 4 * 4},
+        64,
+    ),
     "gpu_masks": Case(  # the wide layer does not run
         {
             "parameter": 4 * 1000 * 512 + linear(512, 512) + linear(512, 65536),
@@ -106,6 +110,7 @@ CASES = {
         8,
         "LBFGS: its history is counted in full",
     ),
+    "many_evaluations": Case({"parameter": 20 * linear(256, 256), "optimizer_state": 0}, 64),
     "masked_loss": Case(
         {"parameter": linear(256, 256)}, 1024, "was taken to pick all 1,024 elements of its mask"
     ),
@@ -123,6 +128,11 @@ CASES = {
     "prefetching_thread": Case({"parameter": linear(512, 512), "input": 3 * 4 * 2048 * 512}, 2048),
     "resumed": Case(
         {"parameter": linear(512, 512), "optimizer_state": 2 * linear(512, 512), "input": 0}, 16
+    ),
+    "saved_on_host": Case(  # the output of each layer and the square are on the host or recomputed
+        {"parameter": 4 * linear(512, 512), "input": 0},
+        1024,
+        "torch.jit.trace was left out",
     ),
     "selected_rows": Case(  # half of the rows that the mask selects, and what is selected from
         {
@@ -154,6 +164,13 @@ CASES = {
             "saved_activation": 4 * 1000 * 128 + 4,
         },
         1000,
+    ),
+    "sparse_rows": Case(
+        {
+            "parameter": 4 * 10_000 * 64 + linear(64, 10),
+            "optimizer_state": 2 * (4 * 10_000 * 64 + linear(64, 10)),
+        },
+        128,
     ),
     "sparse_on_host": Case(
         {
