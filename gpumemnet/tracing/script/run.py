@@ -363,7 +363,7 @@ def run_script(call: ScriptCall) -> ScriptRun:
 def _remedy(error: BaseException, call: ScriptCall) -> str:
     """Return what to do about an error of a script, as the end of a sentence; empty if that is not
     known."""
-    if isinstance(error, KeyError) and error.args[0] in torchrun_environment(1):
+    if isinstance(error, KeyError) and str(error).strip("'") in torchrun_environment(1):
         words = shlex.join([*(["-m"] if call.is_module else []), str(call.script), *call.arguments])
         return (
             "; a launcher sets this variable: start the script as it is started in training, for example "
