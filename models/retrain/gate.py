@@ -312,10 +312,10 @@ def _coverage_p_value(above: Array, rule: Rule) -> float:
 
 
 def _bootstrap(differences: Array, architectures: NDArray[np.str_], rule: Rule) -> Array:
-    """Mean differences over architectures drawn with replacement, shape ``[M, draws]``."""
+    """Sums of differences over architectures drawn with replacement, shape ``[M, draws]``.  Only
+    their signs matter, so they are not divided by the number of jobs."""
     _, members = np.unique(architectures, return_inverse=True)
     count = int(members.max()) + 1
-    sizes = np.bincount(members, minlength=count).astype(np.float64)
     sums = np.stack([np.bincount(members, weights=row, minlength=count) for row in differences])
     generator = np.random.default_rng(rule.seed)
     parts = []
@@ -323,5 +323,5 @@ def _bootstrap(differences: Array, architectures: NDArray[np.str_], rule: Rule) 
         weights = generator.multinomial(
             count, np.full(count, 1.0 / count), size=min(250, rule.draws - first)
         ).astype(np.float64)
-        parts.append((sums @ weights.T) / (sizes @ weights.T))
+        parts.append(sums @ weights.T)
     return np.concatenate(parts, axis=1)
