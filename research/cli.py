@@ -120,10 +120,10 @@ def catalogue(
     ),
 ) -> None:
     """Make the catalogue of named models, and check the totals of their parameters."""
-    from research.named_catalogue import make_catalogue, make_image_networks
+    from research.named_catalogue import make_catalogue, make_networks
 
-    typer.echo(make_catalogue(table, out / "catalogue.json"))
-    typer.echo(make_image_networks(out / "image_networks.json"))
+    typer.echo(make_networks(table, out / "networks.json"))
+    typer.echo(make_catalogue(table, out / "networks.json", out / "catalogue.json"))
 
 
 app.command(rich_help_panel=_COMPARE)(pack)

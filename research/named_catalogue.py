@@ -12,7 +12,6 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-import gpumemnet
 from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.named.architectures import network
@@ -34,7 +33,8 @@ _COUNTS: Final = {
     },
 }
 _SWITCHES: Final = ("tie_word_embeddings", "attention_bias", "qkv_bias")
-_CHECKED: Final = {"yes": "published", "recalled": "recalled"}
+CHECKED: Final = {"yes": "published", "recalled": "recalled"}
+"""Column of the table → what a total of parameters was compared with."""
 _NOT_NEEDED: Final = (
     *("rope_scaling", "rope_theta", "rms_norm_eps", "pad_token_id", "counted_as", "library"),
     *("router_aux_loss_coef", "norm_topk_prob", "remote_code", "config_json_model_type"),
@@ -56,8 +56,15 @@ def config_of_row(row: dict[str, str]) -> dict[str, Any]:
     return {"model_type": row["model_type"], "architectures": [row["architecture"]], **config}
 
 
-def make_catalogue(table: Path, out: Path) -> str:
-    """Writes the catalogue, and returns one line for each model that is left out."""
+def make_catalogue(table: Path, networks: Path, out: Path) -> str:
+    """Writes the catalogue, and returns one line for each model that is left out.
+
+    Args:
+        table: configurations, one a row.
+        networks: what :func:`make_networks` wrote; its models are in the catalogue, too.
+        out: file of the catalogue.
+    """
+    extracted = json.loads(networks.read_bytes())
     models: dict[str, Any] = {}
     aliases: dict[str, str] = {}
     lines = []
@@ -68,7 +75,11 @@ def make_catalogue(table: Path, out: Path) -> str:
         stated = row["published_parameters"] or row["recalled_parameters"]
         stated = stated or row["computed_parameters"]
         try:
-            computed = network(config, _ANY_LENGTH).parameters
+            computed = (
+                extracted[name]["parameters"]
+                if name in extracted
+                else network(config, _ANY_LENGTH).parameters
+            )
         except InvalidRequestError as error:
             lines.append(f"{name}: {error.reason}")
             continue
@@ -77,10 +88,13 @@ def make_catalogue(table: Path, out: Path) -> str:
             continue
         models[name] = {
             "parameters": int(stated),
-            "checked": _CHECKED.get(row["checked"], "unchecked"),
+            "checked": CHECKED.get(row["checked"], "unchecked"),
             "config": config,
         }
         aliases |= {alias: name for alias in row["aliases"].split(";") if alias.strip()}
+    for name, entry in extracted.items():
+        if entry["config"]["model_type"] != "layers" and name not in models:
+            models[name] = {each: entry[each] for each in ("parameters", "checked", "config")}
     text = [f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in models.items()]
     document = ",\n".join(text)
     body = f'{{"models": {{\n{document}\n}},\n"aliases": {json.dumps(aliases, indent=0)}}}\n'
@@ -88,54 +102,13 @@ def make_catalogue(table: Path, out: Path) -> str:
     return "\n".join([*lines, f"{len(models)} models, {len(aliases)} aliases: {out}"])
 
 
-TIMM: Final = (
-    *("convnext_tiny", "convnext_small", "convnext_base", "convnext_large", "convnextv2_base"),
-    *("vit_tiny_patch16_224", "vit_small_patch16_224", "vit_base_patch16_224"),
-    *("vit_large_patch16_224", "deit_small_patch16_224", "deit_base_patch16_224"),
-    *("swin_tiny_patch4_window7_224", "swin_small_patch4_window7_224"),
-    *("swin_base_patch4_window7_224", "beit_base_patch16_224", "mixer_b16_224"),
-    *("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "resnet50d", "resnext50_32x4d"),
-    *("wide_resnet50_2", "seresnet50", "resnest50d", "regnety_032", "regnety_160", "densenet121"),
-    *("efficientnet_b0", "efficientnet_b1", "efficientnet_b2", "efficientnet_b3"),
-    *("efficientnet_b4", "tf_efficientnetv2_s", "tf_efficientnetv2_m", "mobilenetv2_100"),
-    *("mobilenetv3_large_100", "mobilenetv4_conv_medium", "mobileone_s1", "repvgg_b0"),
-    *("ghostnet_100", "mnasnet_100", "edgenext_small", "poolformer_s24", "maxvit_tiny_tf_224"),
-    *("coatnet_0_rw_224", "xception41", "vgg16", "nfnet_f0", "darknet53"),
-)
-TORCHVISION: Final = (
-    *("alexnet", "convnext_tiny", "convnext_base", "densenet121", "efficientnet_b0"),
-    *("efficientnet_v2_s", "mnasnet1_0", "mobilenet_v2", "mobilenet_v3_large"),
-    *("regnet_y_400mf", "regnet_y_8gf", "resnet18", "resnet34", "resnet50", "resnet101"),
-    *("resnet152", "resnext50_32x4d", "shufflenet_v2_x1_0", "squeezenet1_0", "swin_t", "swin_b"),
-    *("vgg11", "vgg16", "vgg19_bn", "vit_b_16", "vit_l_16", "wide_resnet50_2"),
-)
-IMAGE_SIZE: Final = 224
+def make_networks(table: Path, out: Path) -> str:
+    """Extracts the networks that are no language models, one a line."""
+    from research.extracted_networks import extracted, sources  # imports torch
 
-
-def make_image_networks(out: Path) -> str:
-    """Extracts the image networks from the libraries that are named like them."""
-    import timm
-    import torch
-    import torchvision
-
-    from gpumemnet.extract import extract_job
-
-    image = torch.zeros(2, 3, IMAGE_SIZE, IMAGE_SIZE, device="meta")
-    makers = (
-        ("timm", TIMM, timm.create_model),
-        ("torchvision", TORCHVISION, torchvision.models.get_model),
-    )
     lines = []
-    for library, names, create in makers:
-        for name in names:
-            with gpumemnet.large_tensors_on_meta():
-                model = create(name)
-            model.to("meta")
-            layers = [list(layer) for layer in extract_job(model, image).job.layers]
-            config = {"model_type": "layers", "image_size": IMAGE_SIZE, "layers": layers}
-            parameters = sum(each.numel() for each in model.parameters())
-            entry = {"parameters": parameters, "checked": "published", "config": config}
-            text = json.dumps(entry, separators=(",", ":"))
-            lines.append(f"{json.dumps(f'{library}/{name}')}: {text}")
+    for source in sources(table):
+        text = json.dumps(extracted(source), separators=(",", ":"))
+        lines.append(f"{json.dumps(source.name)}: {text}")
     replace_file(out, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
-    return f"{len(lines)} image networks: {out}"
+    return f"{len(lines)} networks: {out}"

@@ -28,8 +28,7 @@ from gpumemnet.named.trainer_files import adapter_fields
 from gpumemnet.predict.conformal import conformal_quantiles
 
 TABLES: Final = ("fms-acceleration", "litgpt", "qwen", "peft")
-_FLUX_TOKENS: Final = 512 + 1024
-"""Of text, and of an image of 512 pixels."""
+_FLUX_PIXELS: Final = 512
 _GPTQ: Final = "gptq_lora"
 _BUILDING_LIBRARIES: Final = (
     "torch",
@@ -113,7 +112,9 @@ def readings(
                     continue
                 key = f"{row['row_id']} {exact} {code}"
                 if key not in answers:
-                    answers[key] = _reading(table, row, {"exact": True} if exact else {})
+                    depth = {"exact": True} if exact else {}
+                    depth |= {"year": 2023} if exact and table == "litgpt" else {}
+                    answers[key] = _reading(table, row, depth)
                     if kept is not None:
                         with kept.open("a", encoding="utf-8") as file_of_answers:
                             file_of_answers.write(json.dumps([key, answers[key]]) + "\n")
@@ -202,6 +203,7 @@ def _options(table: str, row: dict[str, str]) -> dict[str, Any]:
         "lora_dropout": float(row.get("lora_dropout") or (0.05 if table == "litgpt" else 0.0)),
         "has_autocast": "amp" in row["precision"],
         "attention": "flash" if "flash" in row["attention"] else None,
+        # The bitsandbytes of litgpt's config_hub is not stated: readings are as of one that saves no inputs.
         "year": 2023 if table == "qwen" or ":resource:" in row["row_id"] else 2024,
         "raises_frozen": "baseline" in (row.get("framework_config") or ""),
         "precision": "bf16",
@@ -218,7 +220,7 @@ def _options(table: str, row: dict[str, str]) -> dict[str, Any]:
             values |= {"optimizer": "paged_adamw", "raises_frozen": "confighub" in row["row_id"]}
     if table == "peft":
         stated = json.loads(row["peft_config"])
-        values |= {"sequence_length": _FLUX_TOKENS, "year": 2026}
+        values |= {"resolution": _FLUX_PIXELS, "year": 2026}
         if method != "full":
             values |= adapter_fields({"peft_type": method.upper(), **stated})
     if table == "qwen":

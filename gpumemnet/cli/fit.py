@@ -65,6 +65,10 @@ def fit(
     sequence_length: Annotated[
         int | None, typer.Option(metavar="TOKENS", help="Tokens of a sample; 2048 by default.")
     ] = None,
+    resolution: Annotated[
+        int | None,
+        typer.Option(metavar="PIXELS", help="Of a side of an image, for networks of images."),
+    ] = None,
     batch_size: Annotated[
         int | None, typer.Option(metavar="N", help="Samples on one GPU; 1 by default.")
     ] = None,
@@ -139,6 +143,7 @@ def fit(
     stated = {
         "method": method,
         "sequence_length": sequence_length,
+        "resolution": resolution,
         "batch_size": batch_size,
         "gradient_accumulation": accumulation,
         "parallel": parallel,
@@ -210,7 +215,8 @@ def _training_text(answer: FitAnswer) -> str:
         name,
         f"{how.batch_size:,} x {how.sequence_length:,} tokens"
         if "tokens" in answer.table_by
-        else f"{how.batch_size:,} images",
+        else f"{how.batch_size:,} images"
+        + (f" of {how.resolution} x {how.resolution}" if how.resolution else ""),
         how.precision,
         how.optimizer,
         "checkpointing" if how.checkpointing else "no checkpointing",

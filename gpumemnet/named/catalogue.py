@@ -1,7 +1,7 @@
 """Finds the configuration of a model by its name.
 
-``catalogue.json`` holds the sizes of popular models, ``image_networks.json`` the layers of those of
-``timm`` and ``torchvision``; ``python -m research catalogue`` makes both, from a table of
+``catalogue.json`` holds the sizes of popular models, ``networks.json`` the operators of those that
+are no language models; ``python -m research catalogue`` makes both, from a table of
 configurations and from these libraries, and checks each total of parameters.  Any other model comes from a
 ``config.json``: of a local folder, of ``huggingface_hub``'s cache, or of the hub.  Weights are never
 read.
@@ -28,7 +28,9 @@ _CONFIG: Final = "config.json"
 _MAX_CONFIG_BYTES: Final = 2**20
 _CONNECT_SECONDS: Final = 3.0
 _LIBRARIES: Final = ("timm/", "torchvision/")
-_IMAGE_NETWORKS: Final = "image_networks"
+_NETWORKS: Final = "networks"
+_EXTRACTED: Final = ("layers", "diffusers", "swin", "segformer", "detr", "wav2vec2")
+"""Families of which the operators were extracted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,8 @@ class NamedModel:
         parameters: total of the catalogue; ``None`` for a model from elsewhere.
         checked: whether the total is ``published``, ``recalled`` from memory or ``unchecked``.
         source: where the configuration comes from.
+        extracted: its operators, as ``networks.json`` has them; ``None`` for a model that the
+            configuration describes.
     """
 
     name: str
@@ -48,6 +52,18 @@ class NamedModel:
     parameters: int | None
     checked: str
     source: str
+    extracted: Mapping[str, Any] | None = None
+
+    @property
+    def usual_size(self) -> int | None:
+        """Length of a side of its images in pixels, or of its sequences, at which it was extracted."""
+        return None if self.extracted is None else int(self.extracted["size"])
+
+    @property
+    def longest(self) -> int | None:
+        """The longest sequence that it was made for."""
+        longest = self.config.get("max_position_embeddings")
+        return longest if isinstance(longest, int) and longest > 0 else None
 
 
 @cache
@@ -73,7 +89,7 @@ def _by_key() -> dict[str, str]:
 def model_names() -> tuple[str, ...]:
     """All names that the catalogue knows, aliases included."""
     document = _document()
-    return (*document["models"], *document["aliases"], *_document(_IMAGE_NETWORKS))
+    return (*document["models"], *document["aliases"], *_image_networks())
 
 
 def search_names(text: str, most: int) -> list[NamedModel]:
@@ -94,9 +110,9 @@ def search_names(text: str, most: int) -> list[NamedModel]:
 def find_in_catalogue(name: str) -> NamedModel | None:
     """The model of this name in the catalogue, if any: reads no other file, and asks no hub."""
     if name.startswith(_LIBRARIES):
-        entry = _document(_IMAGE_NETWORKS).get(name)
+        entry = _image_networks().get(name)
         if entry is not None:
-            return _entry_model(name, entry, "the catalogue, extracted from the library")
+            return _entry_model(name, name, entry, "the catalogue, extracted from the library")
     return _as_original(name, _by_key().get(name.casefold()))
 
 
@@ -104,21 +120,24 @@ def _as_original(name: str, original: str | None) -> NamedModel | None:
     if original is None:
         return None
     source = "the catalogue" if original == name else f"the catalogue, as {original}"
-    return _entry_model(name, _document()["models"][original], source)
+    return _entry_model(name, original, _document()["models"][original], source)
 
 
-def _entry_model(name: str, entry: Mapping[str, Any], source: str) -> NamedModel:
-    return NamedModel(name, entry["config"], entry["parameters"], entry["checked"], source)
+def _entry_model(name: str, original: str, entry: Mapping[str, Any], source: str) -> NamedModel:
+    config = entry["config"]
+    is_extracted = config["model_type"] in _EXTRACTED
+    extracted = _document(_NETWORKS)[original]["network"] if is_extracted else None
+    return NamedModel(name, config, entry["parameters"], entry["checked"], source, extracted)
+
+
+@cache
+def _image_networks() -> dict[str, Any]:
+    networks = _document(_NETWORKS)
+    return {name: entry for name, entry in networks.items() if name.startswith(_LIBRARIES)}
 
 
 def given_model(config: Mapping[str, Any], name: str, source: str) -> NamedModel:
-    """A model that is known by its ``config.json`` alone.
-
-    Raises:
-        InvalidRequestError: it is a list of layers, which only the catalogue writes.
-    """
-    if config.get("model_type") == "layers":
-        raise InvalidRequestError("its model_type 'layers' is of the catalogue alone", "model")
+    """A model that is known by its ``config.json`` alone."""
     return NamedModel(name, config, None, UNCHECKED, source)
 
 

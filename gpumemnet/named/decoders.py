@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gpumemnet.named.operators import BLOCK_INPUT, HEAD, Network, Section, count_of
+from gpumemnet.named.operators import BLOCK_INPUT, HEAD, OLD_GELU, Network, Section, count_of
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,6 @@ class Style:
     embedding_norm: bool = False
 
 
-OLD_GELU: Final = "gelu_new"
 _BIASED: Final[dict[str, Any]] = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
 _PLAIN: Final[dict[str, Any]] = {"norm": "layer_norm", "is_gated": False, "activation": "gelu"}
 _GPT: Final[dict[str, Any]] = {**_PLAIN, **_BIASED, "is_rotary": False, "ties": True}
@@ -311,62 +310,43 @@ class Decoder:
         config, tokens = self.config, self.tokens
         if not is_sparse:
             middle = config.get("intermediate_size_mlp") or self.middle
-            return self._layers(section, source, tokens, middle, "mlp")
+            return self._layers(section, source, tokens, middle)
         experts = self._experts()
         chosen = count_of(config, "num_experts_per_tok", "moe_top_k", default=1)
         middle = config.get("moe_intermediate_size") or self.middle
         section.linear(source, tokens, (self.hidden, experts), "router", self.kind == "gpt_oss")
         rows = tokens * chosen
         gathered = section.add("other", source, rows * self.hidden)
-        found = self._layers(section, gathered, rows, middle, "experts", experts)
+        found = self._layers(section, gathered, rows, middle, experts)
         weighed = section.add("multiply", found, rows * self.hidden)
         total = section.add("add", weighed, tokens * self.hidden)
         shared = config.get("shared_expert_intermediate_size") or middle * (
             config.get("n_shared_experts") or (1 if self.kind.startswith("llama4") else 0)
         )
         if shared:
-            other = self._layers(section, source, tokens, shared, "shared_experts")
+            other = self._layers(section, source, tokens, shared)
             if self.kind == "qwen2_moe":
                 section.linear(source, tokens, (self.hidden, 1), "shared_expert_gate")
             total = section.add("add", (total, other), tokens * self.hidden)
         return total
 
     def _layers(
-        self, section: Section, source: int, rows: int, middle: int, name: str, copies: int = 1
+        self, section: Section, source: int, rows: int, middle: int, copies: int = 1
     ) -> int:
         """The feed-forward layer, or those of the experts."""
         style = self.style
         bias = style.mlp_bias or bool(self.config.get("mlp_bias"))
         bias = bias or (self.kind == "falcon" and bool(self.config.get("bias")))
         bias = bias or (self.kind == "gpt_oss" and copies > 1)
-        inner = (self.hidden, middle)
-        if not style.is_gated:
-            up = section.linear(source, rows, inner, "up_proj", bias)
-            middle_values = self._activate(section, up, rows * middle)
-        elif style.is_fused or copies > 1:
-            both = section.linear(
-                source, rows, (self.hidden, 2 * middle), f"{name}.gate_up_proj", bias, copies
-            )
-            gate = section.add(style.activation, both, rows * middle)
-            middle_values = section.add("multiply", (gate, both), rows * middle)
-        else:
-            gate = section.linear(source, rows, inner, "gate_proj", bias)
-            gate = section.add(style.activation, gate, rows * middle)
-            up = section.linear(source, rows, inner, "up_proj", bias)
-            middle_values = section.add("multiply", (gate, up), rows * middle)
-        down = "down_proj" if copies == 1 else f"{name}.down_proj"
-        return section.linear(middle_values, rows, inner[::-1], down, bias, copies)
-
-    def _activate(self, section: Section, source: int, elements: int) -> int:
-        """The activation; the older GELU of GPT-2 is computed in single operations."""
-        if self.style.activation != OLD_GELU:
-            return section.add(self.style.activation, source, elements)
-        if self.is_joined:
-            return section.add("gelu", source, elements)
-        cube = section.add("activation", source, elements)
-        bent = section.add("tanh", cube, elements)
-        factors = section.add("other", source, elements), section.add("add", bent, elements)
-        return section.add("multiply", factors, elements)
+        gate = "joined" if style.is_fused or copies > 1 else "split"
+        activation = style.activation
+        return section.feed_forward(
+            *(source, rows, (self.hidden, middle)),
+            "gelu" if self.is_joined and activation == OLD_GELU else activation,
+            gate=gate if style.is_gated else "",
+            bias=bias,
+            copies=copies,
+        )
 
     def _head(self) -> Section:
         tokens, hidden = self.tokens, self.hidden

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -88,31 +87,31 @@ class Stack:
 
     def attention(self, section: Section, source: int) -> int:
         """Adds the attention of a block to itself."""
-        inner = self.heads * (self.head_width or self.hidden // self.heads)
-        if self.is_joined:
-            joined = self._project(section, source, inner, "qkv", "qkv_proj", self.tokens)
-            return self._attend(section, (joined, joined, joined), inner)
-        queries = self._project(section, source, inner, "q", "q_proj", self.tokens)
-        keys = self._project(section, source, inner, "k", "k_proj", self.tokens)
-        values = self._project(section, source, inner, "v", "v_proj", self.tokens)
-        return self._attend(section, (queries, keys, values), inner)
+        return self._attend(section, source, source, self.tokens)
 
     def _crossing(self, section: Section, source: int) -> int:
-        inner = self.heads * (self.head_width or self.hidden // self.heads)
-        queries = self._project(section, source, inner, "q", "q_proj", self.tokens)
-        keys = self._project(section, OUTER_INPUT, inner, "k", "k_proj", self.outer_tokens)
-        values = self._project(section, OUTER_INPUT, inner, "v", "v_proj", self.outer_tokens)
-        return self._attend(section, (queries, keys, values), inner)
+        return self._attend(section, source, OUTER_INPUT, self.outer_tokens)
 
-    def _project(
-        self, section: Section, source: int, inner: int, parts: str, name: str, rows: int
-    ) -> int:
-        width = len(parts) * inner
-        return section.linear(source, rows, (self.hidden, width), name, parts[0] in self.biases)
-
-    def _attend(self, section: Section, inputs: tuple[int, ...], inner: int) -> int:
+    def _attend(self, section: Section, source: int, other: int, rows: int) -> int:
+        """Queries of ``source``, keys and values of ``rows`` vectors of ``other``."""
+        width = self.head_width or self.hidden // self.heads
+        inner = self.heads * width
+        if self.is_joined:
+            bias = "q" in self.biases
+            joined = section.linear(source, rows, (self.hidden, 3 * inner), "qkv_proj", bias)
+            inputs: tuple[int, ...] = (joined,) * 3
+        else:
+            inputs = tuple(
+                section.linear(
+                    read, count, (self.hidden, inner), f"{part}_proj", part in self.biases
+                )
+                for part, read, count in (
+                    ("q", source, self.tokens),
+                    ("k", other, rows),
+                    ("v", other, rows),
+                )
+            )
         name = EAGER if self.is_eager else "attention"
-        width = inner // self.heads
         shape = self.tokens * inner
         attended = section.add("attention", inputs, shape, name, heads=self.heads, width=width)
         sizes = (inner, self.hidden)
@@ -120,20 +119,12 @@ class Stack:
 
     def feed_forward(self, section: Section, source: int) -> int:
         """Adds the feed-forward layer."""
-        tokens, shape = self.tokens, self.tokens * self.middle
-        bias = "m" in self.biases
-        sizes = (self.hidden, self.middle)
-        if self.is_gated and self.is_joined:
-            both = section.linear(source, tokens, (self.hidden, 2 * self.middle), "Wi", bias)
-            inner = section.add(self.activation, both, shape)
-            inner = section.add("multiply", (inner, both), shape)
-        else:
-            inner = section.linear(source, tokens, sizes, "fc1", bias)
-            inner = section.add(self.activation, inner, shape)
-            if self.is_gated:
-                up = section.linear(source, tokens, sizes, "up", bias)
-                inner = section.add("multiply", (inner, up), shape)
-        return section.linear(inner, tokens, sizes[::-1], "fc2", bias)
+        gate = "joined" if self.is_joined else "split"
+        return section.feed_forward(
+            *(source, self.tokens, (self.hidden, self.middle), self.activation),
+            gate=gate if self.is_gated else "",
+            bias="m" in self.biases,
+        )
 
 
 def _sizes(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -418,26 +409,6 @@ def vision_tower(vision: Mapping[str, Any], hidden: int) -> Section:
     return section
 
 
-def _layers(config: Mapping[str, Any], tokens: int) -> Network:
-    """A network of which the layers are known, each of which reads the one before."""
-    section = Section("Network", 1, is_checkpointed=False)
-    for kind, elements, parameters in config["layers"]:
-        last = len(section.operators) - 1
-        source = last if last >= 0 else BLOCK_INPUT
-        values = {"parameters": parameters}
-        if kind == "linear" and parameters:
-            # Inputs times outputs are the parameters, and outputs are to inputs as these tensors.
-            before = section.operators[last].elements
-            width = max(round(math.sqrt(parameters * before / elements)), 1)
-            values |= {"width": width, "rows": max(before // width, 1)}
-        elif kind in ("linear", "attention"):
-            kind = "matmul"
-        section.add(kind, source, elements, kind, **values)
-    classes = config["layers"][-1][1]
-    section.add("loss", len(section.operators) - 1, classes)
-    return Network((section,), 1, classes, is_causal=False)
-
-
 BUILDERS: Final[dict[str, Callable[[Mapping[str, Any], int], Network]]] = {
     **dict.fromkeys(
         (
@@ -449,7 +420,6 @@ BUILDERS: Final[dict[str, Callable[[Mapping[str, Any], int], Network]]] = {
     **dict.fromkeys(("t5", "mt5"), _t5),
     **dict.fromkeys(("bart", "whisper"), _bart),
     **dict.fromkeys(("vit", "dinov2"), _vision),
-    "layers": _layers,
     **dict.fromkeys(("clip", "siglip", "clip_text_model"), _contrastive),
 }
 """``model_type`` → what builds its network."""

@@ -9,6 +9,7 @@ traces the real model, and what is said of other jobs is scaled to that.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
@@ -29,10 +30,16 @@ from gpumemnet.gpu import (
     find_profile,
     verdict,
 )
-from gpumemnet.named.architectures import network
+from gpumemnet.named.architectures import extracted_network, network
 from gpumemnet.named.catalogue import UNCHECKED, NamedModel, find_model
-from gpumemnet.named.diffusion import TEXT_TOKENS
-from gpumemnet.named.methods import FUSED_EXPERTS_SINCE, MAX_SEQUENCE_LENGTH, SHARDED, Method
+from gpumemnet.named.methods import (
+    DIFFUSERS_TARGETS,
+    FUSED_EXPERTS_SINCE,
+    MAX_SEQUENCE_LENGTH,
+    SEQUENCE_LENGTH,
+    SHARDED,
+    Method,
+)
 from gpumemnet.named.operators import Network
 from gpumemnet.named.step_walk import PARTS, StepPeak, step_peak
 from gpumemnet.named.trainer_files import TrainerFile, adapter_fields, read_trainer_file
@@ -53,9 +60,8 @@ COVERAGE: Final = 0.98
 TABLE_METHODS: Final = ("full", "lora", "qlora")
 TABLE_LENGTHS: Final = (256, 512, 1024, 2048, 4096, 8192)
 TABLE_BATCHES: Final = (16, 64, 128, 256)
-_IMAGE_TYPES: Final = ("layers", "vit", "dinov2")
-_IMAGE_TOKENS: Final = 4096
-"""Of an image of 1,024 pixels, in a diffusion transformer."""
+TABLE_RESOLUTIONS: Final = (512, 768, 1024)
+_VISION: Final = ("vit", "dinov2")
 MAX_SEARCHED_BATCH: Final = 2**16
 _TYPES: Final = {"bf16": "bfloat16", "amp_bf16": "bfloat16", "amp_fp16": "float16"}
 _SHOWN_CHANGES: Final = 3
@@ -198,20 +204,31 @@ class _Asked:
         return other
 
     @property
-    def reads_tokens(self) -> bool:
-        """Whether a sample is a sequence of tokens, not an image."""
-        return self.model.config.get("model_type") not in _IMAGE_TYPES
+    def kind(self) -> str:
+        """Its family."""
+        return str(self.model.config.get("model_type"))
 
     @property
-    def has_blocks(self) -> bool:
-        """Whether the model is known as blocks that can be recomputed."""
-        return self.model.config.get("model_type") != "layers"
+    def reads_tokens(self) -> bool:
+        """Whether a sample is a sequence of tokens, not an image."""
+        extracted = self.model.extracted
+        return self.kind not in _VISION if extracted is None else extracted["unit"] == "tokens"
+
+    def has_blocks(self, method: Method) -> bool:
+        """Whether the model has blocks that can be recomputed."""
+        return any(section.is_checkpointed for section in self.network(method).sections)
 
     def network(self, method: Method) -> Network:
-        """The model at the sequence length of a method."""
-        key = method.sequence_length, method.library == "litgpt"
+        """The model at the size of a method's samples."""
+        extracted = self.model.extracted
+        size = method.sequence_length if self.reads_tokens else method.resolution or 0
+        key = size, method.library == "litgpt"
         if key not in self.networks:
-            self.networks[key] = network(self.model.config, key[0], is_joined=key[1])
+            self.networks[key] = (
+                network(self.model.config, size, is_joined=key[1])
+                if extracted is None
+                else extracted_network(extracted, size)
+            )
         return self.networks[key]
 
     def peak(self, method: Method) -> StepPeak:
@@ -350,7 +367,8 @@ def fit(
             notes += file.notes()
         model = find_model(base_model or _stated_model(model, file))
     try:
-        how, asked = _with_defaults(model, stated | method), _Asked(model, profile)
+        asked = _Asked(model, profile)
+        how = _with_defaults(asked, stated | method)
         _check_targets(asked.network(how), how)
         if how.adapter and not exact:
             notes.append(
@@ -409,21 +427,31 @@ def _asked_gpu(gpu: str | DeviceProfile | None) -> tuple[DeviceProfile | None, i
     return profile, count, note
 
 
-def _with_defaults(model: NamedModel, stated: Mapping[str, Any]) -> Method:
+def _with_defaults(asked: _Asked, stated: Mapping[str, Any]) -> Method:
     """The method with the defaults of the model; a quantised base stays quantised."""
-    values = dict(stated)
-    longest = model.config.get("max_position_embeddings")
-    if "sequence_length" not in values and isinstance(longest, int) and longest > 0:
-        default = Method().sequence_length
-        values["sequence_length"] = min(default, longest)
+    values, model, extracted = dict(stated), asked.model, asked.model.extracted
+    if asked.reads_tokens:
+        usual = model.longest or (extracted or {}).get("size") or SEQUENCE_LENGTH
+        values.setdefault("sequence_length", min(SEQUENCE_LENGTH, usual))
+    elif extracted is not None:
+        usual = extracted["size"]
+        if values.setdefault("resolution", usual) != usual and extracted["unit"] == "fixed":
+            raise InvalidRequestError(
+                f"is {usual} for this model: it is known at no other size", "resolution"
+            )
+    if "resolution" in stated and (asked.reads_tokens or extracted is None):
+        raise InvalidRequestError(
+            "is for networks of images that the catalogue extracted", "resolution"
+        )
+    if asked.kind == "diffusers":
+        values.setdefault("lora_target", DIFFUSERS_TARGETS)
+    elif extracted is not None:
+        values.setdefault("checkpointing", False)  # as timm's and the Trainer's scripts do
     quantised = model.config.get("quantization_config") or {}
-    if model.config.get("model_type") == "diffusers":
-        values.setdefault("sequence_length", TEXT_TOKENS + _IMAGE_TOKENS)
-    if model.config.get("model_type") == "layers":
-        values["checkpointing"] = False  # blocks are not known
     if quantised.get("quant_method") in ("gptq", "awq"):
         values.setdefault("quantisation", "gptq")
-    return Method(**values)
+    method = Method(**values)
+    return method if asked.has_blocks(method) else replace(method, checkpointing=False)
 
 
 def _answer(asked: _Asked, method: Method, notes: list[str], traced: ExactPeak | None) -> FitAnswer:
@@ -441,6 +469,9 @@ def _answer(asked: _Asked, method: Method, notes: list[str], traced: ExactPeak |
         parameters = traced.parameters
         scaled = "table, limits and changes are those of the instant depth, scaled to this trace"
         notes = [*notes, *traced.notes, scaled]
+    blocks: Counter[str] = Counter()
+    for section in built.sections:
+        blocks[section.name] += section.count
     trained = parameters
     if method.has_adapters:
         trained = traced.trained_parameters if traced else _adapter_elements(built, method)
@@ -461,10 +492,10 @@ def _answer(asked: _Asked, method: Method, notes: list[str], traced: ExactPeak |
         safe_bytes=safe,
         parts=parts,
         moment=traced.moment if traced else peak.moment,
-        blocks=tuple((each.count, each.name) for each in built.sections),
+        blocks=tuple((count, name) for name, count in blocks.items()),
         attention=f"{kernel}: flash does not run, {reason}" if reason else kernel,
         table=tuple(_table(asked, method)),
-        table_by="tokens of a sample" if asked.reads_tokens else "samples of a batch",
+        table_by=_axis(asked, method)[2],
         largest_batch=_largest_batch(asked, method),
         longest_sequence=_longest_sequence(asked, method),
         smallest_gpu=_smallest_gpu(asked, method),
@@ -502,36 +533,44 @@ def _notes(asked: _Asked, built: Network, method: Method) -> Iterator[str]:
         yield "paged optimizer state is counted as lying in host memory"
     if method.parallel == "zero2":
         yield "DeepSpeed's buckets are counted as 2 x 200 million elements (reduce_bucket_size)"
-    longest = model.config.get("max_position_embeddings")
-    if isinstance(longest, int) and 0 < longest < method.sequence_length:
-        yield f"{method.sequence_length:,} tokens are more than the {longest:,} that the model was made for"
+    if model.longest and model.longest < method.sequence_length and asked.reads_tokens:
+        yield f"{method.sequence_length:,} tokens are more than the {model.longest:,} that the model was made for"
     if method.is_sharded and method.is_autocast and not method.has_adapters:
         yield "shards of trained weights are in fp32, as accelerate makes them"
-    if model.config.get("model_type") == "diffusers":
-        yield "of the pipeline, the transformer alone; samples are 512 tokens of text and the image's"
+    if asked.kind == "diffusers":
+        yield "of the pipeline, this network alone: text encoders and VAE are computed beforehand"
+    if asked.kind == "wav2vec2":
+        yield f"a token is 20 ms: samples of {method.sequence_length / 50:.0f} seconds"
     if "vision_config" in model.config:
         yield "the vision tower's activations are not counted: samples of text only"
 
 
 def _table(asked: _Asked, method: Method) -> Iterator[dict[str, Any]]:
     """Safe bytes of other methods and lengths; of other batch sizes where there are no tokens."""
-    methods: tuple[str, ...]
-    methods = TABLE_METHODS if method.method in TABLE_METHODS else (*TABLE_METHODS, method.method)
-    longest = asked.model.config.get("max_position_embeddings") or MAX_SEQUENCE_LENGTH
-    lengths = [length for length in TABLE_LENGTHS if length <= longest]
-    field, values = "sequence_length", {method.sequence_length, *lengths[-4:]}
-    if not asked.reads_tokens:
+    field, values, _ = _axis(asked, method)
+    methods = tuple(dict.fromkeys((*TABLE_METHODS, method.method)))
+    if field == "batch_size":
         methods = (method.method,)
-        field, values = "batch_size", {method.batch_size, *TABLE_BATCHES}
+    own = getattr(method, field)
     for name in methods:
-        for checkpointing in (True, False) if asked.has_blocks else (method.checkpointing,):
+        for checkpointing in (True, False) if asked.has_blocks(method) else (False,):
             row = replace(method, method=name, checkpointing=checkpointing)
-            changes: list[tuple[int, dict[str, Any]]] = [(each, {field: each}) for each in values]
             sizes = {
-                str(value): asked.safe(replace(row, **change))
-                for value, change in sorted(changes, key=lambda pair: pair[0])
+                str(value): asked.safe(replace(row, **{field: value}))
+                for value in sorted({own, *values})
             }
             yield {"method": name, "checkpointing": checkpointing, "safe_bytes": sizes}
+
+
+def _axis(asked: _Asked, method: Method) -> tuple[str, tuple[int, ...], str]:
+    """Along which field of a method the table goes, its values, and what they are called."""
+    if asked.reads_tokens:
+        longest = asked.model.longest or MAX_SEQUENCE_LENGTH
+        lengths = [length for length in TABLE_LENGTHS if length <= longest]
+        return "sequence_length", tuple(lengths[-4:]), "tokens of a sample"
+    if asked.kind == "diffusers":
+        return "resolution", TABLE_RESOLUTIONS, "pixels of a side"
+    return "batch_size", TABLE_BATCHES, "samples of a batch"
 
 
 def _largest(is_safe: Callable[[int], bool], most: int) -> int:
@@ -557,10 +596,9 @@ def _largest_batch(asked: _Asked, method: Method) -> int | None:
 
 def _longest_sequence(asked: _Asked, method: Method) -> int | None:
     """Up to what the model can read."""
-    if asked.profile is None or not asked.reads_tokens or not asked.model.config.get("vocab_size"):
+    if asked.profile is None or not asked.reads_tokens:
         return None
-    longest = asked.model.config.get("max_position_embeddings")
-    most = min(longest if isinstance(longest, int) else MAX_SEQUENCE_LENGTH, MAX_SEQUENCE_LENGTH)
+    most = min(asked.model.longest or MAX_SEQUENCE_LENGTH, MAX_SEQUENCE_LENGTH)
     return _largest(lambda tokens: asked.is_safe(replace(method, sequence_length=tokens)), most)
 
 
@@ -608,9 +646,9 @@ def _changes(asked: _Asked, method: Method) -> Iterator[Change]:
 
 def _steps(asked: _Asked, method: Method) -> Iterator[dict[str, Any]]:
     """Single changes, in the order of their costs."""
-    if method.kernels == "none" and asked.reads_tokens:
+    if method.kernels == "none" and asked.reads_tokens and asked.model.extracted is None:
         yield {"kernels": "liger"}
-    if not method.checkpointing and asked.has_blocks:
+    if not method.checkpointing and asked.has_blocks(method):
         yield {"checkpointing": True}
     if method.optimizer in ("adam", "adamw"):
         yield {"optimizer": "paged_adamw_8bit"}
@@ -618,9 +656,9 @@ def _steps(asked: _Asked, method: Method) -> Iterator[dict[str, Any]]:
         batch = _smaller_batch(asked, method)
         passes = method.gradient_accumulation * -(-method.batch_size // batch)
         yield {"batch_size": batch, "gradient_accumulation": passes}
-    if method.method == "full" and asked.has_blocks:
+    if method.method == "full" and asked.has_blocks(method):
         yield {"method": "lora"}
-    if not method.is_quantised and asked.has_blocks:
+    if not method.is_quantised and asked.has_blocks(method):
         yield {"method": "qlora"}
     if method.sequence_length > _SHORT and asked.reads_tokens:
         yield {"sequence_length": method.sequence_length // 2}

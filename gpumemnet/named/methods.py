@@ -30,9 +30,12 @@ SHARDED: Final = ("fsdp1", "fsdp2", "zero3")
 LIBRARIES: Final = ("peft", "litgpt")
 ATTENTION: Final = ("flash", "memory_efficient", "cudnn", "math")
 ALL_LINEAR: Final = "all-linear"
+DIFFUSERS_TARGETS: Final = "to_q,to_k,to_v,to_out.0"
+"""Layers with adapters in the training scripts of ``diffusers``."""
 LORA_RANK: Final = 16
 SEQUENCE_LENGTH: Final = 2048
 MAX_SEQUENCE_LENGTH: Final = 2**24
+MAX_RESOLUTION: Final = 2**14
 MAX_RANK: Final = 2**14
 FUSED_EXPERTS_SINCE: Final = 2026
 """Year from which ``transformers`` (5.0) keeps the experts of a layer in one parameter."""
@@ -54,6 +57,7 @@ class Method:
         lora_rank, lora_target, lora_dropout: of the adapters; targets are ``all-linear`` or names
             such as ``q_proj,v_proj``.
         sequence_length: tokens of one sample, padding included.
+        resolution: pixels of a side of an image, of a network of images; its usual one if ``None``.
         batch_size: samples of one forward pass on one GPU.
         gradient_accumulation: forward passes for one step of the optimizer.
         precision: ``bf16`` keeps weights in bfloat16 and runs under autocast, as trainers do;
@@ -84,6 +88,7 @@ class Method:
     lora_target: str = ALL_LINEAR
     lora_dropout: float = 0.0
     sequence_length: int = SEQUENCE_LENGTH
+    resolution: int | None = None
     batch_size: int = 1
     gradient_accumulation: int = 1
     precision: str = "bf16"
@@ -112,7 +117,8 @@ class Method:
                     f"must be one of {', '.join(allowed)}, not {describe(value)}", name
                 )
         for name, largest in COUNTS.items():
-            check_count(getattr(self, name), name, 1, largest)
+            if getattr(self, name) is not None or name != "resolution":
+                check_count(getattr(self, name), name, 1, largest)
 
     @property
     def has_adapters(self) -> bool:
@@ -263,6 +269,7 @@ CHOICES: Final = {
 COUNTS: Final = {
     "lora_rank": MAX_RANK,
     "sequence_length": MAX_SEQUENCE_LENGTH,
+    "resolution": MAX_RESOLUTION,
     "batch_size": MAX_BATCH_SIZE,
     "gradient_accumulation": 2**31 - 1,
     "gpus": MAX_RANKS,
@@ -270,7 +277,13 @@ COUNTS: Final = {
 """Field of a method → its largest number; the smallest is 1."""
 _PARTS: Final = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj", "query_key_value", "c_attn", "Wqkv"),
-    "o_proj": ("dense", "c_proj", "out_proj"),
+    "q_proj": ("query", "q", "q_lin", "to_q"),
+    "k_proj": ("key", "k", "k_lin", "to_k"),
+    "v_proj": ("value", "v", "v_lin", "to_v"),
+    "o_proj": ("dense", "c_proj", "out_proj", "o", "out_lin"),
+    "gate_up_proj": ("gate_proj", "up_proj", "Wi"),
+    "up_proj": ("fc1", "wi", "lin1", "c_fc"),
+    "down_proj": ("fc2", "wo", "lin2", "Wo"),
 }
 """Name of a layer here → what families call it."""
 METHOD_FIELDS: Final[tuple[str, ...]] = tuple(each.name for each in fields(Method))

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from gpumemnet.errors import ExtractError, first_line
-from gpumemnet.named.diffusion import TEXT_TOKENS
 from gpumemnet.named.exact import library_of, needs_bitsandbytes
 from gpumemnet.named.methods import ALL_LINEAR, Method
 from gpumemnet.named.real_losses import (
@@ -207,6 +206,11 @@ def _of_images(name: str, config: dict[str, Any], method: Method) -> RealModel:
     return RealModel(ClassLoss(model), {"images": images, "labels": labels}, _count(model))
 
 
+_TEXT_TOKENS: Final = 512
+_TOKEN_PIXELS: Final = 16
+_USUAL_RESOLUTION: Final = 1024
+
+
 def _of_diffusers(name: str, config: dict[str, Any], method: Method) -> RealModel:
     import diffusers
 
@@ -217,15 +221,15 @@ def _of_diffusers(name: str, config: dict[str, Any], method: Method) -> RealMode
         model = kind.from_config(stated).to(dtype)
     total = _count(model)
     axes = len(model.config.axes_dims_rope)
-    image = method.sequence_length - TEXT_TOKENS
+    image = ((method.resolution or _USUAL_RESOLUTION) // _TOKEN_PIXELS) ** 2
     inputs = {
         "hidden_states": _values(batch, image, model.config.in_channels, dtype=dtype),
         "encoder_hidden_states": _values(
-            batch, TEXT_TOKENS, model.config.joint_attention_dim, dtype=dtype
+            batch, _TEXT_TOKENS, model.config.joint_attention_dim, dtype=dtype
         ),
         "timestep": _values(batch, dtype=dtype),
         "img_ids": _values(image, axes),
-        "txt_ids": _values(TEXT_TOKENS, axes),
+        "txt_ids": _values(_TEXT_TOKENS, axes),
         "target": _values(batch, image, model.config.in_channels, dtype=dtype),
     }
     if getattr(model.config, "guidance_embeds", False):

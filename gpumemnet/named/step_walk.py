@@ -11,6 +11,7 @@ allocator's blocks, and beside the sum the peak of each block class is kept
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from gpumemnet.named.encoders import EAGER
 from gpumemnet.named.methods import Method
-from gpumemnet.named.operators import BLOCK_INPUT, HEAD, Network, Operator, Section
+from gpumemnet.named.operators import BLOCK_INPUT, HEAD, IN_PLACE, Network, Operator, Section
 from gpumemnet.physics.element_types import FULL_BYTES, HALF_BYTES
 from gpumemnet.physics.replicas import communicator_bytes
 from gpumemnet.physics.saved_tensors import KIND_RULES
@@ -50,28 +51,43 @@ def tensors(size: float, count: float = 1.0) -> Amounts:
     """What ``count`` tensors of ``size`` bytes hold."""
     held = np.zeros(1 + BLOCK_CLASSES)
     if size > 0:
-        block = block_bytes(size)
-        block_class = class_of_block(block)
-        held[0] = count * block
-        held[1 + block_class] = count * segment_cost(block, block_class)
+        block, place, cost = _block(size)
+        held[0], held[place] = count * block, count * cost
     return held
+
+
+@lru_cache(maxsize=2**16)
+def _block(size: float) -> tuple[float, int, float]:
+    """Bytes of the block of a tensor, the place of its class in :data:`Amounts`, and its cost."""
+    block = block_bytes(size)
+    block_class = class_of_block(block)
+    return block, 1 + block_class, segment_cost(block, block_class)
 
 
 class _Live:
     """What is alive while a block is walked through, and the most that was."""
 
     def __init__(self) -> None:
-        self.now, self.peak = tensors(0), tensors(0)
+        self.now = [0.0] * (1 + BLOCK_CLASSES)
+        self.peak = list(self.now)
 
     def take(self, size: float) -> float:
         """Allocates; returns the size."""
-        self.now += tensors(size)
-        np.maximum(self.peak, self.now, out=self.peak)
+        if size > 0:
+            now, peak = self.now, self.peak
+            block, place, cost = _block(size)
+            now[0] += block
+            now[place] += cost
+            peak[0] = max(peak[0], now[0])
+            peak[place] = max(peak[place], now[place])
         return size
 
     def free(self, size: float) -> None:
         """Frees."""
-        self.now -= tensors(size)
+        if size > 0:
+            block, place, cost = _block(size)
+            self.now[0] -= block
+            self.now[place] -= cost
 
 
 class _Buffer:
@@ -128,16 +144,18 @@ class _BlockWalk:
         """Returns what the block holds."""
         found, live = self.found, self.live
         self.note_parameters()
-        self._walk_forward()
-        last = len(self.section.operators) - 1
-        found.forward = live.peak
-        self._drop(self.tensors[last])
-        found.saved, live.peak = live.now.copy(), live.now.copy()
-        self._backward(last)
-        found.backward = live.peak
+        unread = self._walk_forward()
+        found.forward = np.array(live.peak)
+        for at in unread:  # the next block holds them, as its input
+            live.free(self.tensors[at].size)
+            self.tensors[at].size = 0.0
+        found.saved, live.peak = np.array(live.now), list(live.now)
+        self._backward(unread)
+        found.backward = np.array(live.peak)
         return found
 
-    def _walk_forward(self) -> None:
+    def _walk_forward(self) -> list[int]:
+        """Runs all operators; returns those whose outputs no other reads: what the block gives."""
         live, operators = self.live, self.section.operators
         last_reader = {
             source: at for at, operator in enumerate(operators) for source in operator.inputs
@@ -149,13 +167,14 @@ class _BlockWalk:
             for source in set(operator.inputs):
                 if last_reader[source] == at:
                     self._drop(self.tensors[source]) if source in self.tensors else None
+        return [at for at in range(len(operators)) if at not in last_reader]
 
     def walk_without_gradients(self) -> Amounts:
         """The most that the forward pass of a checkpointed block holds; it saves nothing."""
         self.needs_gradient[BLOCK_INPUT] = False
         self.records = False
         self._walk_forward()
-        return self.live.peak
+        return np.array(self.live.peak)
 
     def _bytes(self, at: int) -> int:
         return self.elements[at] * self.element_bytes[at]
@@ -213,7 +232,12 @@ class _BlockWalk:
             self.elements[at] = 1
         elif operator.kind == "identity" or self.has_fused_logits:
             self.elements[at] = 0  # the weights of an image encoder; logits that are never made
-        self.tensors[at] = _Buffer(live.take(self._bytes(at)))
+        overwritten = self.tensors.get(operator.inputs[0]) if operator.kind == IN_PLACE else None
+        if overwritten is None:
+            overwritten = _Buffer(live.take(self._bytes(at)))
+        else:
+            overwritten.holders += 1
+        self.tensors[at] = overwritten
         self.kept, self.own, self.temporary = [], [], 0.0
         if needs:
             self._note_saved(at, operator, widest, has_adapter)
@@ -273,6 +297,8 @@ class _BlockWalk:
             self.kept = sources[1:]  # the activation is computed again
         elif kind == "loss":
             self._note_loss(operator)
+        elif kind == IN_PLACE:
+            self.kept = [at]
         elif kind not in ("add", "concatenate", "other", "embedding"):
             rule = KIND_RULES[kind]
             self.own.append(rule.mask_bytes * elements)
@@ -390,10 +416,12 @@ class _BlockWalk:
 
     # ---- backward
 
-    def _backward(self, last: int) -> None:
+    def _backward(self, outputs: list[int]) -> None:
         live = self.live
-        gradients: dict[int, _Buffer] = {last: _Buffer(live.take(self._bytes(last)))}
-        for at in range(last, -1, -1):
+        gradients = {
+            at: _Buffer(live.take(self._bytes(at))) for at in outputs if self.needs_gradient[at]
+        }
+        for at in range(len(self.section.operators) - 1, -1, -1):
             operator = self.section.operators[at]
             gradient = gradients.pop(at, None)
             if gradient is not None:

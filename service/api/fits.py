@@ -28,7 +28,14 @@ from .predictions import Document
 from .schemas import OneOf, Schema
 
 OPTIONS: Final = (
-    *("method", "sequence_length", "batch_size", "gradient_accumulation", "precision"),
+    *(
+        "method",
+        "sequence_length",
+        "resolution",
+        "batch_size",
+        "gradient_accumulation",
+        "precision",
+    ),
     *("optimizer", "checkpointing", "lora_rank", "lora_target", "attention", "kernels"),
     *("gpus", "parallel"),
 )

@@ -325,3 +325,14 @@ def test_axolotl_reads_its_targets_from_two_keys(tmp_path: Path, stated: str, ta
     found = read(tmp_path, f"base_model: Qwen/Qwen3-8B\nadapter: lora\n{stated}\n")
     assert Method(**found.method).lora_target == target
     assert ("lora_target_modules" in found.defaults) == (not stated)
+
+
+def test_a_file_by_command_line_its_path_and_its_keys_have_one_answer(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "training.yaml"
+    path.write_text(AXOLOTL)
+    main(["fit", str(path), "--gpu", "RTX-4090", "--json"])
+    asked = (str(path), yaml.safe_load(AXOLOTL))
+    written = [json.dumps(gpumemnet.fit(each, gpu="RTX-4090").document()) for each in asked]
+    assert {*written, json.dumps(json.loads(capfd.readouterr().out))} == {written[0]}

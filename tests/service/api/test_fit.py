@@ -17,6 +17,7 @@ QUESTIONS = (
     {"model": QWEN, "method": "qlora", "sequence_length": 4096, "gpu": "RTX-4090"},
     {"model": QWEN, "method": "lora", "batch_size": 2, "kernels": "liger"},
     {"model": "meta-llama/Llama-3.1-70B", "gpu": "8xH100"},
+    {"model": "stabilityai/stable-diffusion-xl-base-1.0", "method": "lora", "resolution": 512},
     {"model": "timm/convnext_base", "batch_size": 64, "precision": "amp_fp16", "gpu": "RTX-3090"},
 )
 
