@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from gpumemnet.extract.walk import _Recorder
 from torch import Tensor, nn
 
 from gpumemnet.extract.attention import KernelChoice
 from gpumemnet.extract.checkpointing import blocks
 from gpumemnet.extract.module_calls import tensors_in, with_meta_tensors
 from gpumemnet.extract.placement import MissingValues, placement
-from gpumemnet.extract.walk import _Recorder
 from gpumemnet.named.operators import BLOCK_INPUT, HEAD, IN_PLACE, OUTER_INPUT
 from gpumemnet.named.real_model import declare_torchvision_operators
 from gpumemnet.physics.saved_tensors import kept_in_place

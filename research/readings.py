@@ -112,9 +112,7 @@ def readings(
                     continue
                 key = f"{row['row_id']} {exact} {code}"
                 if key not in answers:
-                    depth = {"exact": True} if exact else {}
-                    depth |= {"year": 2023} if exact and table == "litgpt" else {}
-                    answers[key] = _reading(table, row, depth)
+                    answers[key] = _reading(table, row, {"exact": True} if exact else {})
                     if kept is not None:
                         with kept.open("a", encoding="utf-8") as file_of_answers:
                             file_of_answers.write(json.dumps([key, answers[key]]) + "\n")
@@ -134,7 +132,7 @@ def _code_digest() -> str:
 
 
 def _reading(table: str, row: dict[str, str], depth: dict[str, Any]) -> Reading | str:
-    reason = _obstacle(row)
+    reason = _obstacle(row, is_exact=bool(depth))
     if reason:
         return f"{row['row_id']}: {reason}"
     options = _options(table, row) | depth
@@ -166,9 +164,9 @@ def _reading(table: str, row: dict[str, str], depth: dict[str, Any]) -> Reading 
     return Reading(table, row["row_id"], kind, float(read), expected)
 
 
-def _obstacle(row: dict[str, str]) -> str:
+def _obstacle(row: dict[str, str], *, is_exact: bool) -> str:
     """Why ``fit`` cannot be asked for the job of this row."""
-    if row["method"] not in (*METHODS, _GPTQ) and not row.get("peft_config"):
+    if row["method"] not in (*METHODS, _GPTQ) and not (is_exact and row.get("peft_config")):
         return f"method {row['method']}"
     if not row["sequence_length"]:
         return "padded to a length that is not stated"
@@ -203,7 +201,6 @@ def _options(table: str, row: dict[str, str]) -> dict[str, Any]:
         "lora_dropout": float(row.get("lora_dropout") or (0.05 if table == "litgpt" else 0.0)),
         "has_autocast": "amp" in row["precision"],
         "attention": "flash" if "flash" in row["attention"] else None,
-        # The bitsandbytes of litgpt's config_hub is not stated: readings are as of one that saves no inputs.
         "year": 2023 if table == "qwen" or ":resource:" in row["row_id"] else 2024,
         "raises_frozen": "baseline" in (row.get("framework_config") or ""),
         "precision": "bf16",
@@ -223,6 +220,7 @@ def _options(table: str, row: dict[str, str]) -> dict[str, Any]:
         values |= {"resolution": _FLUX_PIXELS, "year": 2026}
         if method != "full":
             values |= adapter_fields({"peft_type": method.upper(), **stated})
+            values["lora_target"] = ",".join(stated.get("target_modules") or ["all-linear"])
     if table == "qwen":
         values["raises_logits"] = False  # its own class, which autocast raises
         # finetune_qlora_single_gpu.sh runs DeepSpeed, which has no autocast.

@@ -14,8 +14,11 @@ from gpumemnet.named.fit import fit
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
-torchvision = pytest.importorskip("torchvision")
 
+from gpumemnet.named.real_model import declare_torchvision_operators
+
+declare_torchvision_operators()
+pytest.importorskip("torchvision")
 from research.extracted_networks import Source, extracted, sources  # noqa: E402
 
 SEGFORMER = "nvidia/segformer-b0-finetuned-ade-512-512"
