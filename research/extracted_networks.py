@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from gpumemnet.extract.walk import _Recorder
 from torch import Tensor, nn
 
 from gpumemnet.extract.attention import KernelChoice
 from gpumemnet.extract.checkpointing import blocks
+from gpumemnet.extract.executed_layers import _Recorder
 from gpumemnet.extract.module_calls import tensors_in, with_meta_tensors
 from gpumemnet.extract.placement import MissingValues, placement
 from gpumemnet.named.operators import BLOCK_INPUT, HEAD, IN_PLACE, OUTER_INPUT
