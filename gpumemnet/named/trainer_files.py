@@ -145,7 +145,7 @@ def read_trainer_file(source: str | Mapping[str, Any]) -> TrainerFile | None:
     if kind not in (*_YAML, _JSON):
         return None
     keys = _Keys(source, _values(Path(source)))
-    is_model = kind == _JSON and keys.has("model_type", "architectures")
+    is_model = kind == _JSON and keys.has("model_type", "architectures", "_class_name")
     return None if is_model else _read(keys, kind)
 
 

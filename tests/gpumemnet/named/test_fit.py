@@ -12,7 +12,7 @@ import gpumemnet
 from gpumemnet.cli import main
 from gpumemnet.errors import FieldError, InvalidRequestError
 from gpumemnet.gpu import YES
-from gpumemnet.named.architectures import network
+from gpumemnet.named.architectures import extracted_network, network
 from gpumemnet.named.catalogue import find_model, model_names
 from gpumemnet.named.fit import fit
 from gpumemnet.named.step_walk import PARTS
@@ -23,7 +23,12 @@ QWEN = "Qwen/Qwen3-8B"
 def test_every_model_of_the_catalogue_is_answered_and_has_its_total_of_parameters() -> None:
     for name in model_names():
         model = find_model(name)
-        computed = network(model.config, 128).parameters
+        built = (
+            network(model.config, 128)
+            if model.extracted is None
+            else extracted_network(model.extracted, model.extracted["size"])
+        )
+        computed = built.parameters
         assert model.parameters is not None
         assert abs(computed / model.parameters - 1.0) <= 0.01, name
 
