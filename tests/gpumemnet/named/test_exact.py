@@ -46,20 +46,7 @@ T5 = {
     "vocab_size": 8000,
     "tie_word_embeddings": True,
 }
-FLUX = {
-    "model_type": "diffusers",
-    "architectures": ["Flux2Transformer2DModel"],
-    "axes_dims_rope": [32, 32, 32, 32],
-    "guidance_embeds": False,
-    "in_channels": 128,
-    "joint_attention_dim": 1024,
-    "mlp_ratio": 3.0,
-    "num_hidden_layers": 2,
-    "num_single_layers": 4,
-    "hidden_size": 1024,
-    "num_attention_heads": 8,
-    "head_dim": 128,
-}
+FLUX = "black-forest-labs/FLUX.2-klein-base-4B"
 SCALES = {"peft_type": "IA3", "target_modules": ["to_q"], "feedforward_modules": []}
 NEEDED = ("transformers", "peft", "bitsandbytes", "diffusers")
 MISSING = [package for package in NEEDED if importlib.util.find_spec(package) is None]
@@ -81,15 +68,20 @@ def test_both_depths_agree(config: dict[str, object], method: str, tmp_path: Pat
 
 @pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
 @pytest.mark.parametrize(
-    ("config", "method", "trained"),
-    [(T5, "full", None), (FLUX, SCALES, 2 * 1024)],
+    ("model", "method", "trained"),
+    [(T5, "full", None), (FLUX, SCALES, 5 * 3072)],
 )
 def test_models_and_adapters_of_other_kinds_are_traced(
-    config: dict[str, object], method: str | dict[str, object], trained: int | None, tmp_path: Path
+    model: str | dict[str, object],
+    method: str | dict[str, object],
+    trained: int | None,
+    tmp_path: Path,
 ) -> None:
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(config))
-    exact = fit(str(path), method=method, sequence_length=768, exact=True)
+    if isinstance(model, dict):
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(model))
+        model = str(path)
+    exact = fit(model, method=method, exact=True)
     assert exact.depth == "exact", exact.notes
     assert sum(exact.parts.values()) == exact.expected_bytes
     assert exact.trained_parameters == (trained or exact.parameters)
