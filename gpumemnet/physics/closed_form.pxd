@@ -1,7 +1,7 @@
 # The types with which Cython compiles closed_form.py.
 cimport cython
 from gpumemnet.physics.step_memory cimport JobNumbers, StepMemory
-from gpumemnet.physics.step_memory cimport block_bytes, class_of_block, find_peaks, segment_cost, write_columns
+from gpumemnet.physics.step_memory cimport add_frozen_moment, block_bytes, class_of_block, find_peaks, segment_cost, write_columns
 from gpumemnet.physics.network_structure cimport Layer, LayerKind, note_element_types, note_structure, note_tensor_sizes
 
 cdef enum:  # lengths of arrays; assigning _NO_CLASS and its like checks them against closed_form.py
@@ -55,7 +55,7 @@ cdef void _keep_bytes(StepMemory memory, Layer layer, double size) noexcept
 cdef void _keep_tensors(StepMemory memory, list layers, Py_ssize_t at, Layer source, Layer projected, Layer following) noexcept
 
 @cython.locals(layer=Layer, factor=Layer, before=Py_ssize_t, nearest=Py_ssize_t)
-cdef bint _keeps_broadcast_factor(list layers, Py_ssize_t at, Layer source) noexcept
+cdef bint _keeps_weighed_factor(list layers, Py_ssize_t at, Layer source) noexcept
 
 cdef void _hold_weights(JobNumbers job, StepMemory memory, Layer layer) noexcept
 

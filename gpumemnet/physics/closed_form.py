@@ -57,6 +57,7 @@ from gpumemnet.physics.step_memory import (
     COLUMNS,
     JobNumbers,
     StepMemory,
+    add_frozen_moment,
     block_bytes,
     class_of_block,
     find_peaks,
@@ -283,8 +284,10 @@ def _note_trained_layers(job: JobNumbers, layers: list[Layer]) -> None:
             layer.is_trained = layer.trains > 0
         has_backward = has_backward or layer.is_trained
         layer.has_backward = has_backward
-        layer.saves_input = has_backward and layer.kind.saves_input
         kind = layer.kind
+        layer.saves_input = has_backward and (
+            kind.saves_input or (kind.is_other and layer.parameters > 0.0)
+        )
         if layer.trains == 0 and (
             kind.is_linear or kind.is_convolution or (kind.is_multiply and layer.parameters > 0.0)
         ):
@@ -331,7 +334,7 @@ def _keeps_output(layer: Layer, following: Layer | None) -> bool:
 
     Source: ``tools/autograd/derivatives.yaml`` (:mod:`gpumemnet.physics.saved_tensors`).
     """
-    if layer.has_backward and layer.kind.saves_output:
+    if layer.has_backward and (layer.kind.saves_output or layer.is_read_later):
         return True
     if following is None or not following.has_backward or layer.is_passed_on:
         return False
@@ -407,31 +410,33 @@ def _keep_tensors(
     if (
         kind.is_multiply
         and not layer.is_constant_product
-        and _keeps_broadcast_factor(layers, at, source)
+        and _keeps_weighed_factor(layers, at, source)
     ):
         _keep_output(memory, layer, layer.output_class, layer.output_cost)
     if kind.statistics and layer.second_elements:
         _keep_output(memory, layer, layer.second_class, kind.statistics * layer.second_cost)
 
 
-def _keeps_broadcast_factor(layers: list[Layer], at: int, source: Layer) -> bool:
-    """Whether the product at ``at`` keeps a factor that nothing else keeps: what it weighs by
-    channel.
+def _keeps_weighed_factor(layers: list[Layer], at: int, source: Layer) -> bool:
+    """Whether the product at ``at`` keeps a factor that nothing else keeps: what it weighs.
 
     In squeeze-and-excitation (arXiv 1709.01507) the weights are the layer before, and smaller than
-    the result.  What they weigh is as large as the result, and a few layers earlier.
+    the result.  What they weigh is as large as the result, and a few layers earlier.  In a SiLU or
+    an approximate GELU that is written out, a gate weighs what it is computed from.
     """
     layer = layers[at]
-    if layer.parameters or layer.elements <= source.elements:
-        return False
     before = at - 1
+    if layer.elements <= source.elements:
+        if layer.parameters or not source.kind.is_gate:
+            return False
+        before -= 1
     nearest = max(at - _REACH, -1)
     while before > nearest:
         factor = layers[before]
-        if factor.activations == layer.activations:
+        if factor.activations == layer.activations and not factor.kind.is_other:
             return not factor.is_output_kept
         before -= 1
-    return True
+    return layer.elements > source.elements
 
 
 def _hold_weights(job: JobNumbers, memory: StepMemory, layer: Layer) -> None:
@@ -501,9 +506,9 @@ def _add_operator(
             _hold_other_inputs(memory, layer, source, block_input)
         total = 0.0
         for c in range(_CLASSES):
-            memory.forward_peak[c] = max(memory.forward_peak[c], memory.moment[c])
             total += memory.moment[c]
         memory.forward_total = max(memory.forward_total, total)
+        add_frozen_moment(memory)
 
 
 def _hold_other_inputs(memory: StepMemory, layer: Layer, source: Layer, block_input: Layer) -> None:

@@ -6,8 +6,8 @@ from gpumemnet.physics.step_memory cimport JobNumbers, block_bytes, class_of_blo
 cdef class LayerKind:
     cdef public Py_ssize_t group
     cdef public double mask_bytes, statistics, second_share, autocast_output_bytes, autocast_input_bytes
-    cdef public bint is_alias, saves_input, saves_output, has_bias, is_cast, is_attention, is_embedding, is_convolution, is_norm
-    cdef public bint is_average_pool, is_add, is_concatenate, is_conv2d, is_dropout, is_linear, is_matmul, is_multiply, is_rms_norm, is_softmax
+    cdef public bint is_alias, saves_input, saves_output, has_bias, is_cast, is_attention, is_embedding, is_gate, is_convolution, is_norm
+    cdef public bint is_average_pool, is_add, is_concatenate, is_conv2d, is_dropout, is_linear, is_matmul, is_multiply, is_other, is_rms_norm, is_softmax
     cdef public bint computes_attention, reads_scores, reads_projections, starts_block
 
 @cython.final
@@ -16,7 +16,7 @@ cdef class LayerKind:
 cdef class Layer:
     cdef public LayerKind kind
     cdef public double activations, parameters
-    cdef public bint is_constant_product, is_inner_sum, is_passed_on, begins_block, is_in_block, is_decomposed_norm
+    cdef public bint is_constant_product, is_inner_sum, is_passed_on, begins_block, is_in_block, is_decomposed_norm, is_read_later, is_written_out
     cdef public bint is_sibling, is_depthwise, is_recomputed, has_backward, is_output_kept, is_trained, saves_input
     cdef public double element_bytes, input_element_bytes, elements, output_bytes, output_cost
     cdef public double weight_cost, second_cost, second_elements
@@ -28,7 +28,7 @@ cdef double _FULL
 @cython.locals(layer=Layer)
 cpdef void note_element_types(JobNumbers job, list layers) noexcept
 
-@cython.locals(at=Py_ssize_t, layer=Layer, kind=LayerKind, has_embedding=bint, is_weights=bint, element_bytes=double)
+@cython.locals(at=Py_ssize_t, layer=Layer, kind=LayerKind, has_embedding=bint, is_weights=bint, is_kernel=bint, element_bytes=double)
 cdef void _note_mixed_types(JobNumbers job, list layers) noexcept
 
 @cython.locals(layer=Layer, following=Layer)
@@ -40,7 +40,7 @@ cdef bint _makes_attention_weights(list layers, Py_ssize_t at) noexcept
 @cython.locals(second=double, block=double)
 cpdef void note_tensor_sizes(JobNumbers job, Layer layer) noexcept
 
-cdef Py_ssize_t _ROTATION_REACH, _PROJECTIONS, _WIDEST_FILTER
+cdef Py_ssize_t _ROTATION_REACH, _PROJECTIONS, _SCORES_REACH, _WIDEST_FILTER
 
 @cython.locals(at=Py_ssize_t, layer=Layer, kind=LayerKind, last=Py_ssize_t)
 cpdef void note_structure(list layers) noexcept
@@ -70,7 +70,19 @@ cdef Py_ssize_t _first_product(list layers, Py_ssize_t at) noexcept
 @cython.locals(layer=Layer, following=Layer, previous=Layer, can_be=bint)
 cdef void _note_depthwise(list layers, Py_ssize_t at) noexcept
 
-@cython.locals(first=Py_ssize_t, pooling=Layer, before=Layer, norm=Layer, total=Layer, is_added=bint)
+@cython.locals(layer=Layer, before=Layer, read=Layer, norm=Layer, channels=double)
+cdef void _note_shortcut(list layers, Py_ssize_t at) noexcept
+
+@cython.locals(before=Layer, layer=Layer, total=Layer, is_added=bint)
+cdef void _note_parallel_norm(list layers, Py_ssize_t at) noexcept
+
+@cython.locals(layer=Layer, following=Layer, scaled=Layer, projection=Layer, after=Py_ssize_t)
+cdef void _note_projection_of_scores(list layers, Py_ssize_t at) noexcept
+
+@cython.locals(layer=Layer, part=Layer, total=double, first=Py_ssize_t, position=Py_ssize_t)
+cdef void _note_split_convolution(list layers, Py_ssize_t at) noexcept
+
+@cython.locals(first=Py_ssize_t, layer=Layer, pooling=Layer, before=Layer, norm=Layer, total=Layer, is_added=bint, channels=double)
 cdef void _note_branch(list layers, Py_ssize_t at) noexcept
 
 @cython.locals(width=Py_ssize_t)

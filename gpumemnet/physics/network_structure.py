@@ -10,8 +10,12 @@ of :class:`Layer`:
   2104.09864) are a product, a concatenation that exchanges the halves, a product, a sum.
 * ``is_inner_sum``: a sum within attention, of a rotation or of scores and a mask.  It ends no
   residual block, and has the element type of its input.
-* ``is_passed_on``: the next layer of the list does not keep this output: only a rotation reads it,
-  or only later layers, such as the sum behind another branch.
+* ``is_passed_on``: the next layer of the list does not keep this output: only a rotation or the
+  scale of scores reads it, or only later layers, such as the sum behind another branch.
+* ``is_read_later``: the projection of queries, keys and values in one, whose queries are scaled:
+  the list goes on with them, and the products read keys and values where they are.
+* ``is_written_out``: scores and weights of attention in single steps of the model's own, which are
+  scaled or masked in the list.  The math kernel does that inside, and computes them in fp32.
 * ``begins_block``, ``is_in_block``: blocks that activation checkpointing recomputes.  They are
   those that the layers state, if all do.  Else layers after the last residual sum lie outside of
   all blocks; without residual sums, the last layer that begins a block lies outside.
@@ -44,6 +48,8 @@ IS_COMPILED: Final = not __file__.endswith(".py")
 _ROTATION_REACH: Final = 2
 """Largest distance from a rotation's first product to its concatenation; between them is at most
 the negation of one half."""
+_SCORES_REACH: Final = 3
+"""Largest distance from scores to their softmax; between them are a scale and a mask."""
 _PROJECTIONS: Final = 2
 """Projections beside the first of queries, keys and values, or before the last of them."""
 _WIDEST_FILTER: Final = 7
@@ -61,6 +67,7 @@ class LayerKind:
         computes_attention: such a kernel, or the softmax of attention in single steps.
         reads_scores: computes with attention scores.
         reads_projections: reads queries, keys and values.
+        is_gate: an activation between 0 and 1, or -1 and 1, that weighs what it is computed from.
         starts_block: begins a block where the job has no residual sums.
     """
 
@@ -80,10 +87,12 @@ class LayerKind:
         "is_convolution",
         "is_dropout",
         "is_embedding",
+        "is_gate",
         "is_linear",
         "is_matmul",
         "is_multiply",
         "is_norm",
+        "is_other",
         "is_rms_norm",
         "is_softmax",
         "mask_bytes",
@@ -117,6 +126,7 @@ class LayerKind:
         )
         self.is_attention = group == "attention"
         self.is_embedding = group == "embedding"
+        self.is_gate = name in ("sigmoid", "tanh", "hardsigmoid")
         self.is_convolution = group == "conv"
         self.is_norm = group == "norm"
         self.is_add = name == "add"
@@ -127,6 +137,7 @@ class LayerKind:
         self.is_linear = name == "linear"
         self.is_matmul = name == "matmul"
         self.is_multiply = name == "multiply"
+        self.is_other = name == "other"
         self.is_rms_norm = name == "rms_norm"
         self.is_softmax = name == "softmax"
         self.computes_attention = group == "attention" or name == "softmax"
@@ -150,8 +161,8 @@ class Layer:
             not say.
         block: number of the block that it says it lies in, 0 outside of all, -1 where it does not
             say.
-        is_constant_product, is_inner_sum, is_passed_on, begins_block, is_in_block,
-        is_decomposed_norm, is_sibling, is_depthwise:
+        is_constant_product, is_inner_sum, is_passed_on, is_read_later, is_written_out,
+        begins_block, is_in_block, is_decomposed_norm, is_sibling, is_depthwise:
             its roles, see :mod:`gpumemnet.physics.network_structure`.
         is_recomputed: lies in a block whose activations are recomputed in the backward pass.
         has_backward: it or a layer before it is trained, so the backward pass runs through it.
@@ -183,9 +194,11 @@ class Layer:
         "is_inner_sum",
         "is_output_kept",
         "is_passed_on",
+        "is_read_later",
         "is_recomputed",
         "is_sibling",
         "is_trained",
+        "is_written_out",
         "kind",
         "output_bytes",
         "output_class",
@@ -213,6 +226,7 @@ class Layer:
             self.is_in_block
         ) = False
         self.is_decomposed_norm = self.is_sibling = self.is_depthwise = False
+        self.is_read_later = self.is_written_out = False
         self.is_recomputed = self.has_backward = self.is_output_kept = False
         self.is_trained = self.saves_input = False
         self.element_bytes = self.input_element_bytes = 0.0
@@ -243,11 +257,17 @@ def note_structure(layers: list[Layer]) -> None:
             _note_decomposed_norm(layers, at)
         elif kind.is_concatenate:
             _note_rotation(layers, at)
+            _note_split_convolution(layers, at)
         elif kind.is_linear:
             _note_projection(layers, at)
         elif kind.is_conv2d:
             _note_depthwise(layers, at)
             _note_branch(layers, at)
+            _note_shortcut(layers, at)
+        elif kind.is_norm:
+            _note_parallel_norm(layers, at)
+        elif kind.is_matmul:
+            _note_projection_of_scores(layers, at)
     if _note_stated_blocks(layers):
         return
     last = _note_residual_blocks(layers)
@@ -273,7 +293,7 @@ def _note_scale_of_scores(layers: list[Layer], at: int) -> None:
     if is_scored and at > 0:
         previous = layers[at - 1]
         if previous.kind.is_matmul:
-            layer.is_constant_product = True
+            layer.is_constant_product = previous.is_passed_on = True
 
 
 def _note_decomposed_norm(layers: list[Layer], at: int) -> None:
@@ -364,8 +384,10 @@ def _note_branch(layers: list[Layer], at: int) -> None:
 
     The branch is a convolution and its norm, after a pooling or none.  It reads what the branch
     before it has read, and what lies between is not its input: the end of a residual block before
-    its projection (ResNet, arXiv 1512.03385, and its D variant), or the branches of a network that
-    is trained to be merged (RepVGG, arXiv 2101.03697; MobileOne, arXiv 2206.04040).
+    its projection (ResNet, arXiv 1512.03385, its D variant, and with squeeze-and-excitation, arXiv
+    1709.01507), or the branches of a network that is trained to be merged (RepVGG, arXiv
+    2101.03697; MobileOne, arXiv 2206.04040).  A sum with the number that begins a sum of branches is
+    an ``other`` layer.
     """
     first = at
     if at > 0:
@@ -374,10 +396,100 @@ def _note_branch(layers: list[Layer], at: int) -> None:
             first = at - 1
     if first == 0 or at + 2 >= len(layers):
         return
-    before, norm, total = layers[first - 1], layers[at + 1], layers[at + 2]
-    is_added = norm.is_passed_on or (total.kind.is_add and total.activations == norm.activations)
-    if norm.kind.is_norm and is_added and (before.kind.is_norm or before.kind.is_add):
-        before.is_passed_on = before.activations == norm.activations
+    layer, before, norm, total = layers[at], layers[first - 1], layers[at + 1], layers[at + 2]
+    if not norm.kind.is_norm or before.activations != norm.activations:
+        return
+    is_added = norm.is_passed_on or (
+        (total.kind.is_add or total.kind.is_other) and total.activations == norm.activations
+    )
+    if not is_added:
+        return
+    if (
+        before.kind.is_norm
+        or before.kind.is_add
+        or (before.kind.is_other and not before.parameters)
+    ):
+        before.is_passed_on = True
+    elif before.kind.is_multiply and not before.parameters and not layer.is_depthwise:
+        # A convolution that reads the product has as many channels as it makes.
+        channels = norm.parameters / 2.0
+        before.is_passed_on = layer.parameters < channels * channels
+
+
+def _note_shortcut(layers: list[Layer], at: int) -> None:
+    """The projection of a block with early activations (arXiv 1603.05027) stands between the
+    activation that both branches read and the first convolution of the other branch."""
+    if at < 2 or at + 1 >= len(layers):
+        return
+    layer, before, read, norm = layers[at], layers[at - 1], layers[at - 2], layers[at + 1]
+    if not before.kind.is_convolution or not norm.kind.is_norm:
+        return
+    channels = norm.parameters / 2.0
+    if channels < 1.0 or before.activations == read.activations:
+        return
+    # Filters of one pixel and stride 1 tell the channels of the input, and so its size.
+    if layer.parameters / channels * layer.activations / channels == read.activations:
+        before.is_passed_on = True
+
+
+def _note_parallel_norm(layers: list[Layer], at: int) -> None:
+    """A norm of another branch's input, whose result is added to that of the norm before it."""
+    if at == 0 or at + 1 >= len(layers):
+        return
+    before, layer, total = layers[at - 1], layers[at], layers[at + 1]
+    is_added = (total.kind.is_add or total.kind.is_other) and total.activations == layer.activations
+    if is_added and before.kind.is_norm and before.activations == layer.activations:
+        before.is_passed_on = True
+
+
+def _note_projection_of_scores(layers: list[Layer], at: int) -> None:
+    """Queries that are scaled before the scores leave keys and values in the projection of all
+    three."""
+    if at + 1 >= len(layers):
+        return
+    layer, following = layers[at], layers[at + 1]
+    if at > 1:
+        scaled, projection = layers[at - 1], layers[at - 2]
+        if (
+            scaled.kind.is_other
+            and not scaled.parameters
+            and projection.activations > scaled.activations
+            and (projection.kind.is_linear or projection.kind.is_norm)
+        ):
+            projection.is_read_later = scaled.is_passed_on = True
+            layer.is_written_out = True
+    if following.is_constant_product or following.is_inner_sum:
+        layer.is_written_out = True
+    if layer.is_written_out:
+        after = at + 1
+        while after < len(layers) and after <= at + _SCORES_REACH:
+            following = layers[after]
+            if following.kind.is_softmax:
+                following.is_written_out = True
+                if after + 1 < len(layers):  # its dropout
+                    following = layers[after + 1]
+                    following.is_written_out = True
+                return
+            after += 1
+
+
+def _note_split_convolution(layers: list[Layer], at: int) -> None:
+    """Convolutions side by side read parts of one tensor, and are concatenated (arXiv
+    1907.09595)."""
+    layer = layers[at]
+    total = 0.0
+    first = at
+    while first > 0:
+        part = layers[first - 1]
+        if not part.kind.is_conv2d:
+            break
+        total += part.activations
+        first -= 1
+    if at - first < 2 or total != layer.activations:
+        return
+    for position in range(first, at):
+        part = layers[position]
+        part.is_passed_on = True
 
 
 def _is_depthwise(parameters: float, channels: float) -> bool:
@@ -474,17 +586,22 @@ def _note_mixed_types(job: JobNumbers, layers: list[Layer]) -> None:
         if layer.kind.is_embedding:
             has_embedding = True
     element_bytes = job.input_bytes / job.input_elements
-    is_weights = False  # whether the layer before made attention weights
+    is_kernel = False  # whether the layer before made the math kernel's attention weights
     for at in range(len(layers)):
         layer = layers[at]
         kind = layer.kind
         layer.input_element_bytes = element_bytes
-        if job.is_autocast and kind.autocast_input_bytes and not is_weights:
+        if job.is_autocast and kind.autocast_input_bytes and not is_kernel:
             layer.input_element_bytes = kind.autocast_input_bytes
         elif layer.is_decomposed_norm:
             layer.input_element_bytes = _FULL
         is_weights = job.is_math_attention and _makes_attention_weights(layers, at)
-        if is_weights or (job.is_math_attention and _makes_attention_scores(layers, at)):
+        is_kernel = is_weights and not layer.is_written_out
+        if is_weights or (
+            job.is_math_attention
+            and not (job.is_autocast and layer.is_written_out)
+            and _makes_attention_scores(layers, at)
+        ):
             element_bytes = _FULL
         elif not job.is_autocast:
             element_bytes = job.uncast_bytes

@@ -40,7 +40,7 @@ cdef class JobNumbers:
 @cython.final
 cdef class StepMemory:
     cdef double[CLASSES] weights, trained, filter_state, kept, standing, recomputed, weight_copies, named_output, moment
-    cdef double[CLASSES] backward_peak, forward_peak, resident, step, peak
+    cdef double[CLASSES] backward_peak, forward_peak, frozen_peak, resident, step, peak
     cdef double[GROUPS] group_counts, kept_by_group
     cdef double backward_total, forward_total, loss_total, loop_cost, last_parameter_cost, layer_count, block_count
     cdef double logits_bytes, attention_matrix_bytes, largest_output_bytes, largest_convolution_bytes, largest_parameters
@@ -56,8 +56,13 @@ cpdef list fill_totals(double[::1] features, Py_ssize_t width, const double[::1]
 cdef void _fill_row(double[::1] features, Py_ssize_t begin, const double[::1] numbers, Py_ssize_t count, Py_ssize_t row,
                     OptionNumbers option, JobNumbers job) noexcept
 
-@cython.locals(c=Py_ssize_t, from_start=double, resident=double, beyond=double, new=double)
+@cython.locals(c=Py_ssize_t, from_start=double, resident=double)
 cpdef void find_peaks(JobNumbers job, StepMemory memory) noexcept
+
+cpdef void add_frozen_moment(StepMemory memory) noexcept
+
+@cython.locals(c=Py_ssize_t, beyond=double, new=double)
+cdef void _grow(double *segments, double *need) noexcept
 
 @cython.locals(c=Py_ssize_t, size=Py_ssize_t, weights='double[4]', kept='double[4]', peak='double[4]', head='double[2]',
                sums='double[16]', resident=double, step=double, own=double, pooled=double, small=double, medium=double,

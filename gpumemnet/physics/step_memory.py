@@ -240,6 +240,7 @@ class StepMemory:
         weight_copies: autocast's copies of weights.
         named_output: the output of the network, which the training loop has a name for.
         moment: tensors of one operator, which are freed at once.
+        frozen_peak: what the forward pass of layers that have no backward pass takes.
         backward_peak: the most at the backward pass of any layer, less the gradients of all layers.
         forward_peak: the most in the forward pass of layers for which it can be more than in the
             backward pass.
@@ -269,6 +270,7 @@ class StepMemory:
         "filter_state",
         "forward_peak",
         "forward_total",
+        "frozen_peak",
         "group_counts",
         "kept",
         "kept_by_group",
@@ -309,6 +311,7 @@ class StepMemory:
         self.moment = _NO_CLASS[:]
         self.backward_peak = _NO_CLASS[:]
         self.forward_peak = _NO_CLASS[:]
+        self.frozen_peak = _NO_CLASS[:]
         self.resident = _NO_CLASS[:]
         self.step = _NO_CLASS[:]
         self.peak = _NO_CLASS[:]
@@ -433,12 +436,9 @@ def _fill_row(
 
 
 def find_peaks(job: JobNumbers, memory: StepMemory) -> None:
-    """The peak of each block class: what stays from step to step, and the most that is on top of
-    it, or the optimizer's step.
-
-    What the step needs beyond the backward pass in a class comes out of what larger classes have
-    free by then, except in the smallest class, which has a pool of its own; the rest is new.
-    """
+    """The peak of each block class: what stays from step to step, and what the forward pass of
+    frozen layers, the backward pass and the optimizer's step, one after the other, need on top of
+    it."""
     from_start = job.state_copies + 1.0 - job.new_gradients
     for c in range(_CLASSES):
         resident = (
@@ -455,13 +455,29 @@ def find_peaks(job: JobNumbers, memory: StepMemory) -> None:
         )
         if c == memory.loop_class:
             memory.step[c] += memory.loop_cost
-        memory.peak[c] = resident + memory.backward_peak[c]
+        memory.peak[c] = resident + memory.frozen_peak[c]
+        memory.backward_peak[c] += resident
+    _grow(memory.peak, memory.backward_peak)
+    _grow(memory.peak, memory.step)
+
+
+def add_frozen_moment(memory: StepMemory) -> None:
+    """Adds to the peak of frozen layers what the present moment needs beyond it."""
+    _grow(memory.frozen_peak, memory.moment)
+
+
+def _grow(segments: list[float], need: list[float]) -> None:
+    """Adds to the ``segments`` of each class what a later moment needs beyond them.
+
+    It takes what larger classes have free first, except in the smallest class, which has a pool of
+    its own.
+    """
     beyond = new = 0.0
     for c in range(_CLASSES - 1, 0, -1):
-        beyond += memory.step[c] - memory.peak[c]
-        memory.peak[c] += max(beyond, new) - new
+        beyond += need[c] - segments[c]
+        segments[c] += max(beyond, new) - new
         new = max(beyond, new)
-    memory.peak[0] = max(memory.peak[0], memory.step[0])
+    segments[0] = max(segments[0], need[0])
 
 
 def write_columns(

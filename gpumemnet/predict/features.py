@@ -144,7 +144,7 @@ FEATURE_NAMES: Final[tuple[str, ...]] = tuple(column.name for column in FEATURE_
 _KIND_RULES: Final = [[float(value) for value in rule] for rule in KIND_RULES.values()]
 FEATURE_SCHEMA: Final = hashlib.sha256(
     repr(
-        (12, FEATURE_NAMES, LAYER_GROUPS, _KIND_RULES, ELEMENT_BYTES, FOREACH_COPIES, LOOP_COPIES)
+        (13, FEATURE_NAMES, LAYER_GROUPS, _KIND_RULES, ELEMENT_BYTES, FOREACH_COPIES, LOOP_COPIES)
     ).encode()
 ).hexdigest()[:12]
 """Hash of the columns and of the tables that they depend on; every bundle states it.  Increase the

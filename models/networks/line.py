@@ -34,6 +34,8 @@ TERMS: Final = (
     ("has_layers", "has_layers"),
     ("segment_bytes", "has_layers"),
     ("unfragmented_bytes", "has_layers"),
+    ("segment_bytes", "is_checkpointed"),
+    ("unfragmented_bytes", "is_checkpointed"),
     ("logits_bytes", "has_layers"),
     ("logits_bytes", "is_autocast"),
     ("logits_bytes", "is_half"),
@@ -42,9 +44,11 @@ TERMS: Final = (
 )
 """Terms of a job with layers, each the product of two features; ``has_layers`` is 1.
 
-In order: 1; the closed form with and without fragmentation; the logits, once more under autocast,
-and once more for weights in half precision; attention matrices; and what the norms of CNNs keep
-unless it is recomputed.
+In order: 1; the closed form with and without fragmentation, the same for jobs that recompute blocks
+(the two terms before are zero for these); the logits, once more under autocast, and once more for
+weights in half precision; attention matrices; and what the norms of CNNs keep unless it is
+recomputed.  Recomputing frees tensors of all sizes again and again, and the closed form, which adds
+the peaks of the size classes, counts more than is reserved.
 
 The last has a slope below zero.  Where norms keep much, little of the peak is workspaces and
 temporary tensors of convolutions, of which the closed form knows least.  It is at most what the
@@ -171,15 +175,18 @@ class Line(nn.Module):
             ],
             dim=1,
         )
-        of_layers_B1 = self.terms(own_BF, 1.0 - checkpointed) @ self.slopes
+        of_layers_B1 = self.terms(own_BF, checkpointed) @ self.slopes
         of_totals_B1 = self.totals_terms(own_BF) @ self.totals_slopes
         return torch.relu(of_layers_B1 * layers_B1 + of_totals_B1 * totals_B1), groups_BG
 
-    def terms(self, own_BF: Tensor, is_kept_B1: Tensor) -> Tensor:
-        """Return :data:`TERMS`, ``[B, T]``; ``is_kept_B1`` is 0 where blocks are recomputed."""
-        *others, norms_B1 = torch.split((own_BF @ self.left) * (own_BF @ self.right), 1, dim=1)
-        beyond_B1 = (own_BF @ self.beyond_step) * is_kept_B1
-        return torch.cat((*others, torch.minimum(norms_B1, beyond_B1)), dim=1)
+    def terms(self, own_BF: Tensor, checkpointed_B1: Tensor) -> Tensor:
+        """Return :data:`TERMS`, ``[B, T]``; ``checkpointed_B1`` is 1 where blocks are recomputed."""
+        products = (own_BF @ self.left) * (own_BF @ self.right)
+        one, segments, unfragmented, *others, norms_B1 = torch.split(products, 1, dim=1)
+        kept_B1 = 1.0 - checkpointed_B1
+        beyond_B1 = (own_BF @ self.beyond_step) * kept_B1
+        plain = (one, segments * kept_B1, unfragmented * kept_B1)
+        return torch.cat((*plain, *others, torch.minimum(norms_B1, beyond_B1)), dim=1)
 
     def totals_terms(self, own_BF: Tensor) -> Tensor:
         """Return :data:`TOTALS_TERMS`, ``[B, T]``."""

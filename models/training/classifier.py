@@ -59,6 +59,8 @@ LEAST_UNIT: Final = 1e-3
 CHUNK: Final = 8
 """Jobs of this many batches are sorted by length before they are split into batches, to reduce
 padding."""
+JOBS_AT_ONCE: Final = 256
+"""Jobs whose sequences are computed together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,11 +218,11 @@ def fitted_inputs(data: LabelledJobs, totals: LabelledJobs) -> Inputs:
     weights = data.weights[is_measured]
     labels = data.label_bytes[is_measured]
     own = torch.from_numpy(data.features[is_measured, :half])
-    kept = 1.0 - own[:, [FEATURE_NAMES.index("is_checkpointed")]]
+    checkpointed = own[:, [FEATURE_NAMES.index("is_checkpointed")]]
     has_layers = data.jobs.layer_counts[is_measured] > 0
     scales = labels + SLACK_BYTES
     for slopes, terms, rows, bounds in (
-        (line.slopes, line.terms(own, kept), has_layers, SLOPE_BOUNDS),
+        (line.slopes, line.terms(own, checkpointed), has_layers, SLOPE_BOUNDS),
         (
             line.totals_slopes,
             line.totals_terms(torch.from_numpy(totals.features[is_measured, :half])),
@@ -313,7 +315,8 @@ class _Rows:
         codes: positions of their groups.
         groups: what folds keep together.
         calibrates: whether bounds are calibrated on the row.
-        sequences: unpadded layer sequences; empty for the MLP-based classifier.
+        sequences: the different layer sequences, unpadded; empty for the MLP-based classifier.
+        sequence_numbers: position of each row's sequence among them.
     """
 
     inputs: Tensor
@@ -325,6 +328,7 @@ class _Rows:
     groups: NDArray[np.str_]
     calibrates: NDArray[np.bool_]
     sequences: list[NDArray[np.float32]]
+    sequence_numbers: Rows
 
     @staticmethod
     def of(inputs: Inputs, parts: Sequence[LabelledJobs], has_sequences: bool) -> _Rows:
@@ -343,6 +347,12 @@ class _Rows:
             relative[1] = relative[1].clamp_max(ABOVE_EVERY_LABEL)
             columns.append((inputs_BD, *relative, groups_BG.argmax(1)))
         inputs_BD, lower, upper, label, codes = map(torch.cat, zip(*columns, strict=True))
+        found: dict[bytes, tuple[int, NDArray[np.float32]]] = {}
+        numbers = [
+            found.setdefault(one.tobytes(), (len(found), one))[0]
+            for part in (parts if has_sequences else ())
+            for one in sequences_of(part)
+        ]
         return _Rows(
             inputs=inputs_BD,
             lower=lower.float(),
@@ -352,15 +362,18 @@ class _Rows:
             codes=codes.numpy(),
             groups=np.concatenate([part.groups for part in parts]),
             calibrates=np.concatenate([part.calibrates for part in parts]),
-            sequences=[one for part in parts for one in sequences_of(part)]
-            if has_sequences
-            else [],
+            sequences=[one for _, one in found.values()],
+            sequence_numbers=np.array(numbers, dtype=np.int64),
         )
 
 
 def sequences_of(data: LabelledJobs) -> list[NDArray[np.float32]]:
     """Return the sequences one by one, so that a long network does not pad all others."""
-    return [layer_sequence(data.jobs[row : row + 1])[0][0] for row in range(len(data))]
+    found: list[NDArray[np.float32]] = []
+    for at in range(0, len(data), JOBS_AT_ONCE):
+        sequences, mask = layer_sequence(data.jobs[at : at + JOBS_AT_ONCE])
+        found.extend(sequences[row, own] for row, own in enumerate(mask))
+    return found
 
 
 class _Network(nn.Module):
@@ -375,8 +388,10 @@ class _Network(nn.Module):
         """Return each member's mixture for its own rows, ``[B, E, K]`` each."""
         inputs_EBD = rows.inputs[places_EB]
         if self.encoder is not None:
-            own = [rows.sequences[row] for row in places_EB[0].tolist()]
-            pooled = self.encoder(*batch_of(own))
+            numbers = rows.sequence_numbers[places_EB[0].numpy()]
+            own, order = np.unique(numbers, return_inverse=True)
+            pooled = self.encoder(*batch_of([rows.sequences[number] for number in own]))
+            pooled = pooled[torch.from_numpy(order)]
             inputs_EBD = torch.cat((inputs_EBD, pooled.unsqueeze(0)), dim=2)
         mixture: Mixture = self.members(inputs_EBD)
         return mixture
@@ -406,14 +421,20 @@ def batch_of(sequences: Sequence[NDArray[np.float32]]) -> tuple[Tensor, Tensor]:
 def _batches(
     training: Sequence[Rows], rows: _Rows, size: int, order: np.random.Generator
 ) -> list[Tensor]:
-    """Return the places of an epoch's batches, ``[E, size]`` each; those of sequences hold jobs of
-    about the same length."""
+    """Return the places of an epoch's batches, ``[E, size]`` each.
+
+    Those of sequences hold jobs of about the same length, and jobs of one sequence together: they
+    differ in batch size or optimizer, and the encoder reads their layers once.
+    """
     count = min(map(len, training))
     shuffled = np.stack([order.permutation(own)[:count] for own in training])
     if rows.sequences:
-        lengths = np.array([len(rows.sequences[row]) for row in shuffled[0].tolist()])
-        chunks = np.arange(count) // (size * CHUNK)
-        shuffled = shuffled[:, np.lexsort((lengths, chunks))]
+        numbers = rows.sequence_numbers[shuffled[0]]
+        ranks = order.permutation(len(rows.sequences))[numbers]
+        lengths = np.array([len(rows.sequences[number]) for number in numbers])
+        chunks = np.empty(count, dtype=np.int64)
+        chunks[np.argsort(ranks, kind="stable")] = np.arange(count) // (size * CHUNK)
+        shuffled = shuffled[:, np.lexsort((ranks, lengths, chunks))]
     batches = [torch.from_numpy(shuffled[:, at : at + size]) for at in range(0, count, size)]
     return [batches[index] for index in order.permutation(len(batches))]
 

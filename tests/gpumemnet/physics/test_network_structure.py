@@ -199,9 +199,74 @@ def test_a_depthwise_convolution_is_recognised_by_the_norm_behind_it(
             ),
             [],
         ),
+        # MobileOne: the sum of branches begins with a number.
+        (
+            (
+                "relu",
+                "batch_norm2d",
+                "conv2d",
+                "batch_norm2d",
+                "other",
+                "conv2d",
+                "batch_norm2d",
+                "add",
+                "add",
+                "relu",
+            ),
+            [1, 4],
+        ),
+        # RepGhost: a norm of another branch's input.
+        (("conv2d", "batch_norm2d", "batch_norm2d", "add", "relu"), [1]),
+        # MixNet: convolutions of parts of one tensor.
+        (("relu", "conv2d", "conv2d", "concatenate", "batch_norm2d"), []),
     ],
 )
 def test_a_branch_does_not_read_the_end_of_the_branch_before_it(
     kinds: tuple[str, ...], passed_on: list[int]
 ) -> None:
     assert positions(with_roles(*kinds), "is_passed_on") == passed_on
+
+
+def test_parts_of_a_split_convolution_do_not_read_each_other() -> None:
+    layers = with_roles(
+        *("relu", "conv2d", "conv2d", "concatenate", "batch_norm2d"), widths={0: 2, 3: 2, 4: 2}
+    )
+    assert positions(layers, "is_passed_on") == [1, 2]
+
+
+@pytest.mark.parametrize(("parameters", "passed_on"), [(4 * 16, [1]), (16 * 16, [])])
+def test_a_projection_does_not_read_what_squeeze_and_excitation_made(
+    parameters: int, passed_on: list[int]
+) -> None:
+    """The projection of a residual block has fewer channels than the product; a convolution of a
+    block without projection has as many."""
+    kinds = ("sigmoid", "multiply", "conv2d", "batch_norm2d", "add")
+    layers = with_roles(*kinds, widths={0: 0}, parameters={2: parameters, 3: 2 * 16})
+    assert positions(layers, "is_passed_on") == passed_on
+
+
+def test_the_projection_of_a_block_with_early_activations_is_not_read_by_the_other_branch() -> None:
+    kinds = ("relu", "conv2d", "conv2d", "batch_norm2d", "relu")
+    layers = with_roles(
+        *kinds, widths={0: 64, 1: 256, 2: 64, 3: 64, 4: 64}, parameters={1: 1024, 2: 256, 3: 32}
+    )
+    assert positions(layers, "is_passed_on") == [1]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "written_out", "read_later"),
+    [
+        # queries are scaled: keys and values stay in the projection
+        (("linear", "other", "matmul", "softmax", "matmul"), [2, 3, 4], [0]),
+        # scores are scaled and masked
+        (("linear", "matmul", "multiply", "add", "softmax", "dropout"), [1, 4, 5], []),
+        # the math kernel's steps
+        (("linear", "matmul", "softmax", "dropout", "matmul"), [], []),
+    ],
+)
+def test_attention_that_is_written_out(
+    kinds: tuple[str, ...], written_out: list[int], read_later: list[int]
+) -> None:
+    layers = with_roles(*kinds, widths={0: 3})
+    assert positions(layers, "is_written_out") == written_out
+    assert positions(layers, "is_read_later") == read_later

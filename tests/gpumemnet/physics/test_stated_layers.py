@@ -100,3 +100,37 @@ def test_a_layer_that_says_nonsense_is_refused(fields: dict[str, Any], field: st
 def test_no_more_parameters_train_than_are_not_frozen() -> None:
     with pytest.raises(InvalidJobError, match="of layers that train"):
         replace(job((False, None), (True, None)), trainable_parameters=2 * WIDTH * WIDTH)
+
+
+def chain(*layers: Layer, **fields: Any) -> TrainingJob:
+    values = {"family": "mlp", "optimizer": "sgd", "precision": "fp32"} | fields
+    return TrainingJob(batch_size=SAMPLES, input_elements=WIDTH, layers=layers, **values)
+
+
+def test_later_frozen_layers_take_the_segments_of_earlier_ones() -> None:
+    wide, narrow = (Layer("linear", WIDTH // share, 8, False) for share in (1, 4))
+    head = Layer("linear", 8, 8, True)
+    growing = feature("segment_bytes", chain(narrow, narrow, wide, wide, head))
+    shrinking = feature("segment_bytes", chain(wide, wide, narrow, narrow, head))
+    assert shrinking == feature("segment_bytes", chain(wide, wide, head))
+    assert growing > shrinking
+
+
+@pytest.mark.parametrize(
+    ("kinds", "kept_outputs"),
+    [
+        # a GELU by its sigmoid keeps what the sigmoid is computed from, the sigmoid, and its result
+        (("linear", "other", "sigmoid", "multiply", "linear"), 3),
+        # the product keeps its operand, the scale of scores nothing, softmax and ReLU their results
+        (("linear", "matmul", "multiply", "softmax", "relu"), 3),
+    ],
+)
+def test_products_keep_their_factors_once(kinds: tuple[str, ...], kept_outputs: int) -> None:
+    layers = [Layer(kind, WIDTH, 8 if kind == "linear" else 0) for kind in kinds]
+    job = chain(*layers)
+    kept_bytes = sum(
+        feature(name, job)
+        for name in FEATURE_NAMES
+        if name.startswith("kept_by_") and name.endswith("_bytes")
+    )
+    assert kept_bytes == kept_outputs * OUTPUT
