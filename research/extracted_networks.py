@@ -26,9 +26,8 @@ from gpumemnet.extract.executed_layers import _Recorder
 from gpumemnet.extract.module_calls import tensors_in, with_meta_tensors
 from gpumemnet.extract.placement import MissingValues, placement
 from gpumemnet.named.operators import BLOCK_INPUT, HEAD, IN_PLACE, OUTER_INPUT
-from gpumemnet.named.real_model import declare_torchvision_operators
 from gpumemnet.physics.saved_tensors import kept_in_place
-from gpumemnet.torch_private.names import storage_id
+from gpumemnet.torch_private.names import declare_torchvision_operators, storage_id
 from research.named_catalogue import CHECKED, config_of_row
 
 SCALES: Final = (1, 4, 9)

@@ -19,7 +19,7 @@ def extracted_network(extracted: Mapping[str, Any], size: int) -> Network:
         extracted: its sections; a list is a polynomial of the size, relative to the usual one.
         size: length of a side of its images in pixels, or of its sequences.
     """
-    scale = size / extracted["size"]
+    scale: float = size / extracted["size"]
     scale *= scale if extracted["unit"] == "pixels" else 1.0
 
     def at_size(number: int | list[int]) -> int:

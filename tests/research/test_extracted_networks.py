@@ -15,7 +15,7 @@ from gpumemnet.named.fit import fit
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from gpumemnet.named.real_model import declare_torchvision_operators
+from gpumemnet.torch_private.names import declare_torchvision_operators
 
 declare_torchvision_operators()
 pytest.importorskip("torchvision")
