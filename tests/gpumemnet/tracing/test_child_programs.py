@@ -1,0 +1,43 @@
+"""Programs and processes that a script starts run on the simulated GPU, too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpumemnet.tracing.script.launch import trace_script
+
+_TRAINING = """
+import torch
+def train():
+    model = torch.nn.Linear(1024, 1024).cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.rand(64, 1024).cuda()).sum().backward()
+        optimizer.step()
+if __name__ == "__main__":
+    train()
+"""
+_STARTS = {
+    "program": "import subprocess, sys\nsubprocess.run([sys.executable, 'train.py'], check=True)\n",
+    "process": (
+        "import multiprocessing\nfrom train import train\n"
+        "child = multiprocessing.Process(target=train)\nchild.start()\nchild.join()\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("start", _STARTS)
+def test_the_child_that_trains_is_answered_for(
+    start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(_TRAINING)
+    Path("main.py").write_text(_STARTS[start])
+    answer = trace_script(Path("main.py"))
+    parameter_bytes = 4 * (1024 * 1024 + 1024)
+    assert answer.parts["parameter"] == parameter_bytes
+    assert answer.parts["gradient"] == parameter_bytes
+    assert answer.parts["optimizer_state"] == pytest.approx(2 * parameter_bytes, abs=1024)
