@@ -24,6 +24,7 @@ from typing import Any, Final, NoReturn
 from unittest.mock import patch
 
 import gpumemnet
+from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import CodeEndedError, GpumemnetError, InvalidRequestError
 from gpumemnet.gpu import DeviceProfile, available_mib, context
 from gpumemnet.sandbox.process import take_off_import_path
@@ -50,8 +51,7 @@ class Programs:
         that it began with."""
         document = json.loads((self._folder / _REQUEST).read_text())
         file = self._folder / f"{os.getpid()}.answer"
-        file.with_suffix(".part").write_text(json.dumps(answer_to_dict(answer)))
-        file.with_suffix(".part").replace(file)
+        replace_file(file, json.dumps(answer_to_dict(answer)).encode())
         with suppress(ProcessLookupError):
             os.kill(document["process"], _TRAINED)
 

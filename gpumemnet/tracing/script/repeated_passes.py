@@ -2,9 +2,9 @@
 fourth on, what the third allocated is recorded again, and the model does not run; from the seventh
 on, only the output is, because the allocator's cache then holds what a pass takes.
 
-A pass repeats another if the model, the shapes of the tensors that it is called with and its other
-arguments are equal, and if it allocated and freed the same in the same order, with nothing left but
-its output.  A model that is called with other objects, such as a cache, always runs.
+A pass repeats another if the model is the same, and the shapes of its tensors and its other arguments
+are equal.  It must also allocate and free the same in the same order, and leave nothing but its
+output.  A model that is called with other objects, such as a cache, always runs.
 """
 
 from __future__ import annotations
