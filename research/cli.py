@@ -105,11 +105,22 @@ def readings(
         Path | None,
         typer.Option("--kept", help="File that keeps the answers; a stopped run continues."),
     ] = None,
+    source: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--source",
+            help="Compare with this table alone, once for each; timm: largest batches of its models.",
+        ),
+    ] = None,
+    seconds: Budget = None,
 ) -> None:
-    """Compare `gpumemnet fit` with published readings of fine-tuning runs."""
-    from research.readings import compare
+    """Compare `gpumemnet fit` and traces with published readings of training runs."""
+    from research.readings import TABLES, compare
 
-    typer.echo(compare(folder, write=write, exact=exact, kept=kept))
+    sources = source or TABLES
+    typer.echo(
+        compare(folder, write=write, exact=exact, kept=kept, sources=sources, seconds=seconds)
+    )
 
 
 @app.command(rich_help_panel=_PUBLISHED)

@@ -11,10 +11,12 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -26,8 +28,11 @@ from gpumemnet.named.fit import COVERAGE, fit
 from gpumemnet.named.methods import METHODS
 from gpumemnet.named.trainer_files import adapter_fields
 from gpumemnet.predict.conformal import conformal_quantiles
+from research.batch_ladders import Ladder, comparison, ladder
 
 TABLES: Final = ("fms-acceleration", "litgpt", "qwen", "peft")
+LADDERS: Final = "timm"
+"""The table that holds the largest batch that ran, and no bytes."""
 _FLUX_PIXELS: Final = 512
 _GPTQ: Final = "gptq_lora"
 _BUILDING_LIBRARIES: Final = (
@@ -89,30 +94,42 @@ class Reading(NamedTuple):
 
 
 def readings(
-    folder: Path, *, exact: bool = False, kept: Path | None = None
-) -> Iterator[Reading | str]:
+    folder: Path,
+    *,
+    exact: bool = False,
+    kept: Path | None = None,
+    sources: Sequence[str] = TABLES,
+    seconds: float | None = None,
+) -> Iterator[Reading | Ladder | str]:
     """Readings of jobs on one GPU; a sentence for each row that is left out.
 
     Args:
         folder: holds the tables.
-        exact: whether each job is traced.
+        exact: whether each job is traced; a ladder of batches (``timm``) always is.
         kept: file of answers, in JSON lines: those of the same row, question and code are taken from
             it, others are added, so that a run that was stopped goes on.
+        sources: the tables to compare with.
+        seconds: time after which no further job is asked.
     """
-    answers: dict[str, Reading | str] = {}
+    answers: dict[str, Reading | Ladder | str] = {}
     if kept is not None and kept.exists():
         for line in kept.read_text("utf-8").splitlines():
             key, found = json.loads(line)
-            answers[key] = found if isinstance(found, str) else Reading(*found)
+            made = Ladder if key.startswith(LADDERS) else Reading
+            answers[key] = found if isinstance(found, str) else made(*found)
     code = _code_digest() if kept is not None else ""
-    for table in TABLES:
+    end = inf if seconds is None else monotonic() + seconds
+    for table in sources:
         with (folder / f"{table}.csv").open(newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
                 if row["usable"] != "yes" or row["gpus"] != "1":
                     continue
                 key = f"{row['row_id']} {exact} {code}"
                 if key not in answers:
-                    answers[key] = _reading(table, row, {"exact": True} if exact else {})
+                    if monotonic() > end:
+                        continue
+                    depth = {"exact": True} if exact else {}
+                    answers[key] = ladder(row) if table == LADDERS else _reading(table, row, depth)
                     if kept is not None:
                         with kept.open("a", encoding="utf-8") as file_of_answers:
                             file_of_answers.write(json.dumps([key, answers[key]]) + "\n")
@@ -259,28 +276,44 @@ def _factors(found: list[Reading]) -> dict[str, float]:
 
 
 def compare(
-    folder: Path, *, write: bool = False, exact: bool = False, kept: Path | None = None
+    folder: Path,
+    *,
+    write: bool = False,
+    exact: bool = False,
+    kept: Path | None = None,
+    sources: Sequence[str] = TABLES,
+    seconds: float | None = None,
 ) -> str:
     """The comparison in Markdown; ``write`` replaces the factors that ``fit`` uses.
 
     Args:
-        folder, exact, kept: as in :func:`readings`.
+        folder, exact, kept, sources, seconds: as in :func:`readings`.
         write: whether to calibrate the safe bytes.
     """
     found: list[Reading] = []
+    ladders: list[Ladder] = []
     missing: list[str] = []
-    for each in readings(folder, exact=exact, kept=kept):
-        found.append(each) if isinstance(each, Reading) else missing.append(each)
+    for each in readings(folder, exact=exact, kept=kept, sources=sources, seconds=seconds):
+        if isinstance(each, Reading):
+            found.append(each)
+        elif isinstance(each, Ladder):
+            ladders.append(each)
+        else:
+            missing.append(each)
+    lines = [*_bytes_compared(found, write=write)] if found else []
+    lines += comparison(ladders) if ladders else []
+    return "\n".join([*lines, "", "Left out:", "", *(f"* {each}" for each in missing)])
+
+
+def _bytes_compared(found: list[Reading], *, write: bool) -> Iterator[str]:
     factors = safety_factors(found)
     others = list(by_other_sources(found))
-    lines = ["| row | read GB | expected GB | error | below safe |", "|---|--:|--:|--:|---|"]
+    yield from ("| row | read GB | expected GB | error | below safe |", "|---|--:|--:|--:|---|")
     for each in found:
         read, expected = each.read_bytes / 1e9, each.expected_bytes / 1e9
         is_below = "yes" if each.ratio <= factors[each.kind] else "no"
-        lines.append(
-            f"| {each.row} | {read:.2f} | {expected:.2f} | {each.error:+.1%} | {is_below} |"
-        )
-    lines += ["", "Left out:", "", *(f"* {each}" for each in missing), ""]
+        yield f"| {each.row} | {read:.2f} | {expected:.2f} | {each.error:+.1%} | {is_below} |"
+    yield ""
     for source in (*sorted({each.source for each in found}), ""):
         own = [each for each in found if source in ("", each.source)]
         below = sum(each.ratio <= factors[each.kind] for each in own)
@@ -288,12 +321,11 @@ def compare(
             each.ratio <= known[each.kind] for each, known in others if source in ("", each.source)
         )
         text = f"safe above {below}/{len(own)}, without the margin by other sources {apart}"
-        lines.append(f"{source or 'all'}: {_summary(own)}, {text}")
-    lines.append(f"factors of the safe bytes, from all: {factors}")
+        yield f"{source or 'all'}: {_summary(own)}, {text}"
+    yield f"factors of the safe bytes, from all: {factors}"
     if write:
         path = Path(gpumemnet.__file__).parent / "named" / "safety.json"
         replace_file(path, (json.dumps(factors) + "\n").encode())
-    return "\n".join(lines)
 
 
 def _summary(found: list[Reading]) -> str:

@@ -43,3 +43,28 @@ def test_a_reading_is_met_and_a_row_that_cannot_be_asked_says_why(tmp_path: Path
     assert len(kept.read_text().splitlines()) == 2
     kept.write_text(kept.read_text().replace("litgpt:2: method", "litgpt:2: kept: method"))
     assert "* litgpt:2: kept: method adapter" in compare(tmp_path, kept=kept)
+
+
+def test_a_ladder_of_batches_agrees_with_a_trace_or_not(tmp_path: Path) -> None:
+    row = {
+        **ROW,
+        "row_id": "timm:nchw:deit",
+        "model": "deit_base_patch16_384",
+        "family": "vis:deit",
+        "layout": "nchw",
+        "input_shape": "32x3x384x384",
+        "fits_batch": "32",
+        "fails_batch": "48",
+    }
+    rows = [
+        row,
+        row | {"row_id": "timm:low", "fails_batch": "36"},
+        row | {"row_id": "timm:gone", "model": "no_such"},
+    ]
+    with (tmp_path / "timm.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(row))
+        writer.writeheader()
+        writer.writerows(rows)
+    shown = compare(tmp_path, sources=["timm"], kept=tmp_path / "answers.jsonl")
+    assert "| nchw | 2 | 50.0% | 0.0% | 50.0% | 0.0% | 50.0% |" in shown
+    assert "* timm:gone: Unknown model (no_such)" in shown
