@@ -49,7 +49,7 @@ from gpumemnet.cli.output import (
 from gpumemnet.cudnn.session import OFF
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.extract.extraction import DEFAULT_GPU
-from gpumemnet.gpu import NO, UNSURE, VERDICT_TEXTS, YES
+from gpumemnet.gpu import NO, UNKNOWN, UNSURE, VERDICT_TEXTS, YES
 from gpumemnet.job.layers import describe
 from gpumemnet.tracing.api import (
     DEADLINE_SECONDS,
@@ -70,7 +70,9 @@ _OF_FACTORIES: Final = (
 )
 """Parameters that do not apply to scripts."""
 
-COLOURS: Final = {YES: "green", UNSURE: "yellow", NO: "red"}
+LOWER_BOUND_CODE: Final = 4
+"""Exit code of an answer that is only a lower bound."""
+COLOURS: Final = {YES: "green", UNSURE: "yellow", NO: "red", UNKNOWN: "yellow"}
 Loss = Annotated[
     str,
     training_option(metavar="|".join(LOSSES), help="The loss, unless the factory returns one."),
@@ -158,7 +160,8 @@ def trace(
 ) -> None:
     """Trace one training step of a model, and show what its GPU memory holds.
 
-    The step runs without a GPU and allocates nothing.
+    The step runs without a GPU and allocates nothing.  The exit code is 4 if the deadline left only
+    a lower bound.
     """
     check_plot(plot)
     if out is not None:
@@ -220,13 +223,15 @@ def trace(
     _write(answer, plot, out)
     if as_json:
         typer.echo(json.dumps(answer_to_dict(answer)))
-        return
-    console = Console()
-    show_trace(answer, spread, console)
-    if phases:
-        _show_phases(answer, console)
-    if launch is None and not answer.fits and not largest_batch:
-        console.print(Text("use --largest-batch to find the batch size that fits"), style="dim")
+    else:
+        console = Console()
+        show_trace(answer, spread, console)
+        if phases:
+            _show_phases(answer, console)
+        if launch is None and not answer.fits and not largest_batch:
+            console.print(Text("use --largest-batch to find the batch size that fits"), style="dim")
+    if answer.is_lower_bound:
+        raise typer.Exit(LOWER_BOUND_CODE)
 
 
 def _launch(
@@ -355,11 +360,9 @@ def _show_phases(answer: TraceAnswer, console: Console) -> None:
 
 
 def _verdict(answer: TraceAnswer) -> Text:
-    text = VERDICT_TEXTS[answer.verdict]
+    text = "a lower bound for" if answer.verdict == UNKNOWN else VERDICT_TEXTS[answer.verdict]
     headline = (f"{text[0].upper()}{text[1:]} {answer.gpu}", f"bold {COLOURS[answer.verdict]}")
-    amounts = (
-        f"{amount_text(answer.expected_bytes)} expected, {amount_text(answer.safe_bytes)} safe"
-    )
+    amounts = ", ".join(f"{amount_text(size)} {name}" for name, size in answer.amounts)
     available = "" if answer.fits else f", {amount_text(answer.available_bytes)} available"
     each = "" if answer.ranks == 1 else f" on each of {answer.ranks:,} GPUs"
     return Text.assemble(headline, f": {amounts}{available}{each}")
@@ -377,7 +380,8 @@ def _show_parts(answer: TraceAnswer, console: Console) -> None:
         for (part, size), mib in zip(answer.parts.items(), amounts, strict=True)
         if size
     ]
-    total = Text("expected", style="bold"), Text(f"{sum(amounts):,}", style="bold")
+    name, _ = answer.amounts[0]
+    total = Text(name, style="bold"), Text(f"{sum(amounts):,}", style="bold")
     rows.append((*total, *_share(answer.expected_bytes, answer.expected_bytes)))
     print_columns(console, "memory at the peak", ("MiB", "share", ""), rows)
 
@@ -398,7 +402,7 @@ def _show_peak(answer: TraceAnswer, console: Console) -> None:
             f"{amount_text(answer.smallest_bytes)}: with less it runs out of memory, even if all that is cached is released",
         ),
         ("context", answer.context_source),
-        ("safe", answer.safe_basis),
+        *([] if answer.is_lower_bound else [("safe", answer.safe_basis)]),
     ]
     print_facts(console, "", facts)
     top, rest = peak.modules[:TOP_MODULES], peak.modules[TOP_MODULES:]

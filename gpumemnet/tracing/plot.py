@@ -184,7 +184,7 @@ def plot(answer: TraceAnswer, path: Path) -> None:
         MissingExtraError: matplotlib is not installed.
     """
     chart = step_chart(answer)
-    amounts = f"{_mib(answer.expected_bytes)} expected, {_mib(answer.safe_bytes)} safe"
+    amounts = ", ".join(f"{_mib(size)} {name}" for name, size in answer.amounts)
     line = f"{amounts}: {VERDICT_TEXTS[answer.verdict]} in {_mib(answer.available_bytes)}"
 
     def draw(figure: Figure) -> None:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any, Final
 
-from gpumemnet.gpu import VERDICT_TEXTS, YES, verdict
+from gpumemnet.gpu import NO, UNKNOWN, VERDICT_TEXTS, YES, verdict
 from gpumemnet.units import GIB, MIB, ceil_mib
 
 PART_NAMES: Final[Mapping[str, tuple[str, str]]] = {
@@ -206,6 +206,8 @@ class TraceAnswer:
         selections: lines of a script that select elements by values of the GPU; half of them are
             expected, and all are safe.
         phases: the most that tensors take in each kind of phase of the run.
+        is_lower_bound: whether the deadline was reached before the script had trained for enough
+            steps: the amounts are then what it had taken until there, and training takes more.
     """
 
     model: str
@@ -237,13 +239,23 @@ class TraceAnswer:
     branches: tuple[str, ...] = ()
     selections: tuple[str, ...] = ()
     phases: tuple[PhasePeak, ...] = ()
+    is_lower_bound: bool = False
 
     @property
     def verdict(self) -> str:
-        """Whether the job fits the GPU, one of :data:`~gpumemnet.gpu.VERDICTS`."""
-        return verdict(
-            ceil_mib(self.expected_bytes), ceil_mib(self.safe_bytes), self.available_bytes // MIB
-        )
+        """Whether the job fits the GPU, one of :data:`~gpumemnet.gpu.VERDICTS`; a lower bound has
+        no upper one."""
+        available_mib, least_mib = self.available_bytes // MIB, ceil_mib(self.expected_bytes)
+        if self.is_lower_bound:
+            return NO if least_mib > available_mib else UNKNOWN
+        return verdict(least_mib, ceil_mib(self.safe_bytes), available_mib)
+
+    @property
+    def amounts(self) -> tuple[tuple[str, int], ...]:
+        """What is known of the memory: the expected and the safe bytes, or a lower bound."""
+        if self.is_lower_bound:
+            return (("at least", self.expected_bytes),)
+        return ("expected", self.expected_bytes), ("safe", self.safe_bytes)
 
     @property
     def fits(self) -> bool:
@@ -251,9 +263,7 @@ class TraceAnswer:
         return self.verdict == YES
 
     def __repr__(self) -> str:
-        amounts = (
-            f"expected {self.expected_bytes / GIB:.2f} GiB, safe {self.safe_bytes / GIB:.2f} GiB"
-        )
+        amounts = ", ".join(f"{name} {size / GIB:.2f} GiB" for name, size in self.amounts)
         return f"<TraceAnswer: {self.model}, batch size {self.batch_size}: {amounts} on {self.gpu}>"
 
     def _repr_html_(self) -> str:
@@ -264,8 +274,7 @@ class TraceAnswer:
         parts = zip(held, shown_mib(list(held.values())), strict=True)
         module = f" in {self.peak.module}" if self.peak.module else ""
         facts = [
-            ("expected", _gib(self.expected_bytes)),
-            ("safe", _gib(self.safe_bytes)),
+            *((name, _gib(size)) for name, size in self.amounts),
             ("available", f"{_gib(self.available_bytes)}: {VERDICT_TEXTS[self.verdict]}"),
             *((PART_NAMES[part][0], f"{amount:,} MiB") for part, amount in parts),
             ("peak", f"{self.peak.phase}, {self.peak.operator}{module}"),

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
+from math import inf
+from time import monotonic
 from types import CodeType, FrameType
 from typing import Final
 
@@ -30,6 +32,8 @@ ROUNDS: Final = 4
 """How often a loop runs that waits for a value."""
 MOST_TRACES: Final = 6
 """Traces with a single condition the other way."""
+SECONDS: Final = 30.0
+"""Time for all traces of a script: further ones are made while there is time for one more."""
 _LEAVES: Final = (ast.Continue, ast.Break, ast.Return, ast.Raise)
 _SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)
 _TESTS: Final = (ast.Compare, ast.If, ast.IfExp, ast.While, ast.BoolOp, ast.Match, ast.Subscript)
@@ -226,7 +230,7 @@ TraceScript = Callable[[Assumptions, float], TraceAnswer]
 """Traces the script with assumptions, and a share of elements that is selected."""
 
 
-def largest_answer(trace: TraceScript) -> TraceAnswer:
+def largest_answer(trace: TraceScript, end: float = inf) -> TraceAnswer:
     """Return the answer for a script, the largest of several where it branches on values of the GPU.
 
     Where it selects elements by values of the GPU, the expectation is that of half of them, and the
@@ -234,11 +238,12 @@ def largest_answer(trace: TraceScript) -> TraceAnswer:
 
     Args:
         trace: traces the script.
+        end: when all traces should be done, on the monotonic clock.
 
     Raises:
         ExtractError: as ``trace`` does with the usual conditions and all elements selected.
     """
-    answer, assumptions = _over_branches(trace)
+    answer, assumptions = _over_branches(trace, end)
     if not answer.selections:
         return answer
     where = "; ".join(answer.selections)
@@ -256,10 +261,11 @@ def largest_answer(trace: TraceScript) -> TraceAnswer:
         notes=(*answer.notes, note),
         branches=answer.branches,
         selections=answer.selections,
+        is_lower_bound=half.is_lower_bound or answer.is_lower_bound,
     )
 
 
-def _over_branches(trace: TraceScript) -> tuple[TraceAnswer, Assumptions]:
+def _over_branches(trace: TraceScript, end: float) -> tuple[TraceAnswer, Assumptions]:
     """Return the largest answer over the ways that the script can go, and its assumptions."""
     opposite = Assumptions(opposite=True)
     first = trace(USUAL, 1)
@@ -275,8 +281,13 @@ def _over_branches(trace: TraceScript) -> tuple[TraceAnswer, Assumptions]:
         note = ""
     places = list(dict.fromkeys(place for each in found.values() for place in each.branches))
     best = max(found, key=lambda each: found[each].safe_bytes)
-    left = places if len(places) > 1 else []
-    for place in left[:MOST_TRACES]:
+    unseen = places if len(places) > 1 else []
+    seconds = 0.0
+    for place in unseen[:MOST_TRACES]:
+        start = monotonic()
+        if start + seconds > end:
+            break
+        unseen = unseen[1:]
         turned = replace(best, exceptions=(*best.exceptions, place))
         try:
             found[turned] = trace(turned, 1)
@@ -284,6 +295,7 @@ def _over_branches(trace: TraceScript) -> tuple[TraceAnswer, Assumptions]:
             continue
         if found[turned].safe_bytes > found[best].safe_bytes:
             best = turned
+        seconds = monotonic() - start
     answer = found[best]
     if not note:
         others = [each.expected_bytes for way, each in found.items() if way != best]
@@ -292,10 +304,15 @@ def _over_branches(trace: TraceScript) -> tuple[TraceAnswer, Assumptions]:
             f"{where}: branches on values of the GPU; both ways were traced, and this is the larger one "
             f"(the other: {smaller / MIB:,.0f} MiB expected)."
         )
-    unseen = left[MOST_TRACES:]
     notes = [note]
     if unseen:
         notes.append(
             f"{'; '.join(unseen)}: not traced the other way alone, only together with all other branches."
         )
-    return replace(answer, notes=(*answer.notes, *notes), branches=tuple(places)), best
+    answer = replace(
+        answer,
+        notes=(*answer.notes, *notes),
+        branches=tuple(places),
+        is_lower_bound=any(each.is_lower_bound for each in found.values()),
+    )
+    return answer, best

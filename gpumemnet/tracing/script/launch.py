@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePath
+from time import monotonic
 from typing import Any, Final
 
 from gpumemnet.allocator.settings import AllocatorSettings
@@ -32,7 +33,7 @@ from gpumemnet.tracing.api import (
     request_from_dict,
 )
 from gpumemnet.tracing.result import TraceAnswer, answer_from_dict, answer_to_dict
-from gpumemnet.tracing.script.branches import Assumptions, largest_answer
+from gpumemnet.tracing.script.branches import SECONDS, Assumptions, largest_answer
 from gpumemnet.tracing.script.programs import Programs, inheriting
 
 _FIELD: Final = "source"
@@ -230,6 +231,8 @@ def _number(text: str, option: str) -> int:
 
 
 _LOG: Final = logging.getLogger("gpumemnet.tracing")
+_LEAST_SECONDS: Final = 2.0
+"""Shortest time for the whole run after the first steps."""
 
 
 def trace_script(
@@ -290,9 +293,12 @@ def trace_script(
         **asdict(checked_request(options, gpu, allocator, extras, cudnn=cudnn)),
     }
 
+    end = monotonic() + SECONDS
+
     def trace(assumptions: Assumptions, selected_share: float) -> TraceAnswer:
         asked = {
             **request,
+            "more_seconds": max(_LEAST_SECONDS, (end - monotonic()) / 2),
             "opposite": assumptions.opposite,
             "exceptions": assumptions.exceptions,
             "selected_share": selected_share,
@@ -309,7 +315,7 @@ def trace_script(
         )
         return answer_from_dict(answer)
 
-    return largest_answer(trace)
+    return largest_answer(trace, end)
 
 
 def _trace_in_child(document: dict[str, Any]) -> dict[str, Any]:
@@ -361,6 +367,7 @@ def trace_in_process(document: dict[str, Any], programs: Programs) -> TraceAnswe
         assumptions=Assumptions(document["opposite"], tuple(document["exceptions"])),
         selected_share=document["selected_share"],
         best_effort=request.options.best_effort,
+        more_seconds=document["more_seconds"],
         report=programs.report,
     )
     extras = request.extras

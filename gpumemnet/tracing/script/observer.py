@@ -87,8 +87,6 @@ _SEQUENCE_DIMENSIONS: Final = 3
 _GPU: Final = torch.device("cuda", 0)
 _HOST: Final = torch.device("cpu")
 _META: Final = torch.device("meta")
-_MORE_SECONDS: Final = 20.0
-"""Longest time for the whole run after its first steps."""
 
 
 class EnoughSteps(BaseException):
@@ -136,6 +134,7 @@ class ScriptObserver:
     Args:
         platform: the simulated GPU.
         run: runs an operator with its arguments.
+        more_seconds: longest time for the whole run after its first steps.
         used: called before anything arrives on the GPU.
     """
 
@@ -143,9 +142,11 @@ class ScriptObserver:
         self,
         platform: Platform,
         run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any],
+        more_seconds: float,
         used: Callable[[], None] = lambda: None,
     ) -> None:
         self._used = used
+        self._more_seconds = more_seconds
         self.modules = ScriptModules(self._model_starts, self._entered, self._left)
         self.recorder = Recorder(self.modules, platform, run=run)
         self.streams = Streams(self.recorder.use_stream)
@@ -165,7 +166,8 @@ class ScriptObserver:
         self._stepping = False
         self._trains_on_gpu = False
         self._has_optimizer = False
-        self._is_lower_bound = False
+        self.is_lower_bound = False
+        """Whether time was up before enough steps."""
         self._passing = False
         self.first: Timeline | None = None
         """The record of the first steps, once they are over."""
@@ -190,17 +192,16 @@ class ScriptObserver:
     @property
     def has_stepped(self) -> bool:
         """Whether the script has trained on the GPU for one step, or is taken to have."""
-        return self._is_lower_bound or (
-            self._boundaries > 0 and (self._trains_on_gpu or not self._has_optimizer)
-        )
+        return self._boundaries > 0 and (self._trains_on_gpu or not self._has_optimizer)
 
     def end_early(self) -> None:
         """Take the steps so far, because the script has ended."""
-        if self._is_lower_bound:
-            return
-        self.recorder.end_steps()
-        self.recorder.close()
-        if "deadline" in self.notes:
+        if self.has_stepped:
+            self.recorder.end_steps()
+            self.recorder.close()
+        else:
+            self.recorder.take_all_as_step()
+        if self.is_lower_bound:
             return
         self.notes["steps"] = (
             f"the script ended after {_counted(self._boundaries)}: longer training can take more, "
@@ -210,17 +211,18 @@ class ScriptObserver:
     def reach_deadline(self) -> bool:
         """Take what was seen so far, because time is up; return whether anything was on the GPU."""
         if self.has_enough_steps:
+            self.notes["deadline"] = (
+                f"the deadline was reached after {_counted(self._stepped.total())}: later ones were not looked at"
+            )
             return True
         if not self.recorder.has_live_storages:
             return False
+        self.is_lower_bound = True
         self.notes["deadline"] = (
-            f"the deadline was reached after {_counted(self._stepped.total())}, and this is the memory of what ran until then; "
-            "raise --deadline, or let the script do less before it trains (fewer evaluation batches, shorter generation)"
+            f"a lower bound: the deadline was reached after {_counted(self._stepped.total())}, and this is the memory of what "
+            "ran until then; raise --deadline, or let the script do less before it trains (fewer evaluation batches, "
+            "shorter generation)"
         )
-        if not self.has_stepped:
-            self.notes["deadline"] = f"a lower bound: {self.notes['deadline']}"
-            self.recorder.take_all_as_step()
-            self._is_lower_bound = True
         return True
 
     @property
@@ -404,7 +406,7 @@ class ScriptObserver:
         if self.has_enough_steps and self.first is None:
             self.first = self.recorder.timeline()
             self._end = self._boundaries + MORE_STEPS
-            self._last_second = monotonic() + _MORE_SECONDS
+            self._last_second = monotonic() + self._more_seconds
         self._end_whole_run(self._boundaries >= self._end)
         self.recorder.begin_step()
 

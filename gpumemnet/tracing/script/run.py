@@ -201,6 +201,7 @@ class ScriptCall:
             GPU.
         best_effort: whether to guess what operators of other libraries return that do not describe
             it.
+        more_seconds: longest time for the whole run after the first steps.
         compiled: returns the code of the script's file.
         report: called in a process that the script has forked, with the answer for it.
     """
@@ -214,6 +215,7 @@ class ScriptCall:
     assumptions: Assumptions = USUAL
     selected_share: float = 1
     best_effort: bool = False
+    more_seconds: float = 20.0
     compiled: Callable[[Path], CodeType] = compile_file
     report: Callable[[TraceAnswer], None] = lambda answer: None
 
@@ -230,7 +232,7 @@ class ScriptRun:
         model: names of script and models.
         batch_size: samples that the model got.
         later_bytes: what passes after the traced steps can take beyond them.
-        loss, notes, branches, selections: values of the same fields of the answer.
+        loss, notes, branches, selections, is_lower_bound: values of the same fields of the answer.
     """
 
     file: Path
@@ -244,6 +246,7 @@ class ScriptRun:
     notes: tuple[str, ...]
     branches: tuple[str, ...]
     selections: tuple[str, ...]
+    is_lower_bound: bool
 
 
 def trace_script(call: ScriptCall, *, with_curve: bool = False) -> TraceAnswer:
@@ -293,6 +296,7 @@ def result_of_script(run: ScriptRun, call: ScriptCall, with_curve: bool) -> Trac
         branches=run.branches,
         selections=run.selections,
         phases=phases,
+        is_lower_bound=run.is_lower_bound,
     )
 
 
@@ -315,13 +319,13 @@ def run_script(call: ScriptCall) -> ScriptRun:
     )
     allocator = AllocatorChoice(call.settings, values.note_once)
     known = KnownValues(values, limited=lambda tensor: observer.device_of(tensor) == GPU)
-    observer = ScriptObserver(call.platform, known.run, allocator.first_used)
+    observer = ScriptObserver(call.platform, known.run, call.more_seconds, allocator.first_used)
     observer.recorder.begin("build")
     ended, file = "", call.script
 
     def finish() -> ScriptRun:
         if not observer.has_enough_steps:
-            if not observer.has_stepped:
+            if not observer.has_stepped and not observer.is_lower_bound:
                 raise CodeEndedError(f"{observer.missing}{ended and f'; it ended at {ended}'}")
             observer.end_early()
         return _shown(call.script, file, observer, values, allocator.settings, torch_notes)
@@ -442,6 +446,7 @@ def _shown(
         notes=(*torch_notes, *values.notes),
         branches=values.branches,
         selections=tuple(values.selections),
+        is_lower_bound=observer.is_lower_bound,
     )
 
 

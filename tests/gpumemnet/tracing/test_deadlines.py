@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from gpumemnet.cli import main
+from gpumemnet.cli.trace import LOWER_BOUND_CODE, show_trace
 from gpumemnet.errors import ExtractError
+from gpumemnet.tracing.result import TraceAnswer, answer_from_dict
+from gpumemnet.tracing.script.branches import Assumptions, largest_answer
 from gpumemnet.tracing.script.launch import trace_script
+from tests.gpumemnet.cli.test_trace import ANSWER
 
 _LAYER_BYTES = 4 * (256 * 256 + 256)
 _ENDLESS = """
@@ -18,11 +27,38 @@ while True:
 """
 
 
-def test_a_deadline_answers_with_what_was_seen(tmp_path: Path) -> None:
+def test_a_deadline_answers_with_a_lower_bound(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "train.py").write_text(_ENDLESS)
-    answer = trace_script(tmp_path / "train.py", deadline_seconds=8)
-    assert answer.parts["parameter"] == _LAYER_BYTES
-    assert "a lower bound: the deadline was reached" in " ".join(answer.notes)
+    words = ["trace", "--script", str(tmp_path / "train.py"), "--deadline", "8", "--json"]
+    assert main(words) == LOWER_BOUND_CODE
+    document = json.loads(capsys.readouterr().out)
+    assert document["is_lower_bound"]
+    assert document["verdict"] == "unknown"
+    assert document["parts"]["parameter"] == _LAYER_BYTES
+    assert "a lower bound: the deadline was reached" in " ".join(document["notes"])
+    answer = answer_from_dict(document)
+    show_trace(answer, (), Console(width=200))
+    text = capsys.readouterr().out
+    assert text.startswith("A lower bound for NVIDIA A100-SXM4-40GB: ")
+    assert " at least, " in text.splitlines()[0]
+    assert "expected" not in text
+    assert " safe" not in text
+    assert replace(answer, available_bytes=0).verdict == "no"
+
+
+@pytest.mark.parametrize(("end", "traces"), [(inf, 5), (0, 2)])
+def test_single_branches_are_traced_while_there_is_time(end: float, traces: int) -> None:
+    asked = []
+
+    def trace(assumptions: Assumptions, selected_share: float) -> TraceAnswer:
+        asked.append(assumptions)
+        return replace(ANSWER, branches=("a", "b", "c"))
+
+    answer = largest_answer(trace, end)
+    assert len(asked) == traces  # as usual, the opposite, and each of three alone
+    assert ("a; b; c: not traced the other way alone" in " ".join(answer.notes)) is (traces == 2)
 
 
 def test_a_launcher_s_variable_is_an_error_with_its_line(tmp_path: Path) -> None:
