@@ -17,6 +17,8 @@ from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).parents[1]
 PRODUCT: Final = ("gpumemnet", "dataset_builder", "models", "service")
+COUNTED_APART: Final = ("gpumemnet/named", "gpumemnet/launchers")
+"""Folders with a budget of their own, whose tokens are not those of ``product``."""
 _NO_CODE: Final = frozenset(
     {
         tokenize.COMMENT,
@@ -30,7 +32,8 @@ _NO_CODE: Final = frozenset(
 
 
 class Size(NamedTuple):
-    """Files and code tokens of each folder; ``product`` is that of the four packages."""
+    """Files and code tokens of each folder; ``product`` is that of the four packages, its tokens
+    without those of :data:`COUNTED_APART`."""
 
     files: Counter[str]
     tokens: Counter[str]
@@ -65,9 +68,11 @@ def size(depth: int = 1) -> Size:
         rooms = {"/".join(folders[:level]) for level in range(1, min(depth, len(folders)) + 1)}
         if folders and folders[0] in PRODUCT:
             rooms.add("product")
-        for room in rooms:
+        apart = next((room for room in COUNTED_APART if name.startswith(f"{room}/")), None)
+        for room in rooms | ({apart} if apart else set()):
             found.files[room] += 1
-            found.tokens[room] += tokens
+            if not (apart and room == "product"):
+                found.tokens[room] += tokens
     return found
 
 

@@ -51,6 +51,7 @@ from gpumemnet.errors import InvalidRequestError
 from gpumemnet.extract.extraction import DEFAULT_GPU
 from gpumemnet.gpu import NO, UNKNOWN, UNSURE, VERDICT_TEXTS, YES
 from gpumemnet.job.layers import describe
+from gpumemnet.launchers.launch_line import Launch, is_launch, parse_launch
 from gpumemnet.tracing.api import (
     DEADLINE_SECONDS,
     DEFAULT_OPTIONS,
@@ -61,7 +62,7 @@ from gpumemnet.tracing.api import (
     trace_file,
 )
 from gpumemnet.tracing.result import PART_NAMES, TOP_MODULES, TraceAnswer, answer_to_dict, shown_mib
-from gpumemnet.tracing.script.launch import Launch, is_launch, parse_launch, trace_script
+from gpumemnet.tracing.script.start import trace_script
 from gpumemnet.units import GIB, MIB, ceil_mib
 
 _OF_FACTORIES: Final = (

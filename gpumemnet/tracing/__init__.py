@@ -6,7 +6,7 @@ PyTorch's caching allocator.
 
 :func:`~gpumemnet.tracing.api.trace` takes a model object,
 :func:`~gpumemnet.tracing.api.trace_file` a file that builds one, and
-:func:`~gpumemnet.tracing.script.launch.trace_script` a whole training script.  Importing this package
+:func:`~gpumemnet.tracing.script.start.trace_script` a whole training script.  Importing this package
 loads no torch.
 """
 
@@ -14,6 +14,6 @@ from __future__ import annotations
 
 from gpumemnet.tracing.api import ExtraResults, trace, trace_file
 from gpumemnet.tracing.result import TraceAnswer
-from gpumemnet.tracing.script.launch import trace_script
+from gpumemnet.tracing.script.start import trace_script
 
 __all__ = ["ExtraResults", "TraceAnswer", "trace", "trace_file", "trace_script"]

@@ -111,7 +111,7 @@ def on_rank(
         return
     from torch.nn.parallel import DistributedDataParallel
 
-    from gpumemnet.tracing.parallel import (
+    from gpumemnet.launchers.parallel import (
         process_group,
         replicas_on_meta,
         sharded,

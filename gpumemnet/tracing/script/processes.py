@@ -6,7 +6,7 @@ that allocate like the main one.
   output.  The other GPUs' replicas are not on it.  What is left out is the sum of their gradients,
   which passes through it in buckets.
 * A process that is started with a model on the GPU runs in this one: the first of several.  Others
-  are forked and inherit the simulated GPU; see :mod:`gpumemnet.tracing.script.programs`.  Workers of
+  are forked and inherit the simulated GPU; see :mod:`gpumemnet.launchers.programs`.  Workers of
   data loaders start as they are, and allocate nothing on the GPU.
 * PyTorch's modes belong to one thread, so a thread that a script starts inherits those of the
   trace: threads of data loaders and prefetchers move tensors to the GPU.
@@ -30,11 +30,11 @@ from torch import Tensor, nn
 
 from gpumemnet.errors import ExtractError
 from gpumemnet.extract.module_calls import map_tensors, tensors_in
+from gpumemnet.launchers.parallel import process_group
 from gpumemnet.sandbox.user_code import is_user_code
 from gpumemnet.torch_private import script as script
 from gpumemnet.torch_private import training
 from gpumemnet.torch_private.names import replaced, without_function_modes
-from gpumemnet.tracing.parallel import process_group
 from gpumemnet.tracing.script.observer import EnoughSteps, ScriptObserver
 from gpumemnet.tracing.script.simulated_cuda import GPU, swap_for_meta
 
@@ -252,7 +252,7 @@ def as_first_rank(
             raise ExtractError(
                 "the script starts a second default process group, which is not supported"
             )
-        from gpumemnet.tracing.parallel import replicas_on_meta, sharding_on_meta
+        from gpumemnet.launchers.parallel import replicas_on_meta, sharding_on_meta
 
         stack.enter_context(process_group(rank_count, observer.recorder.exchanged))
         stack.enter_context(replicas_on_meta(observer.recorder))

@@ -33,6 +33,7 @@ from gpumemnet.allocator.settings import parse_settings, settings_text
 from gpumemnet.errors import CodeEndedError, ExtractError, GpumemnetError, InvalidRequestError
 from gpumemnet.extract.factory import compile_file
 from gpumemnet.extract.placement import KnownValues, launches_do_nothing
+from gpumemnet.launchers.programs import stopped_by_answer
 from gpumemnet.sandbox.process import DeadlineReached, stop_alarm
 from gpumemnet.sandbox.user_code import (
     UnknownValueError,
@@ -62,7 +63,6 @@ from gpumemnet.tracing.script.processes import (
     threads_inherit_modes,
     torchrun_environment,
 )
-from gpumemnet.tracing.script.programs import stopped_by_answer
 from gpumemnet.tracing.script.read_values import ReadValues
 from gpumemnet.tracing.script.simulated_cuda import GPU
 from gpumemnet.tracing.script.whole_run import WholeRun, grown_bytes, later_lines

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumemnet.tracing.script.launch import trace_script
+from gpumemnet.tracing.script.start import trace_script
 
 _TRAINING = """
 import torch

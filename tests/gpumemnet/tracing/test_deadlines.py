@@ -15,7 +15,7 @@ from gpumemnet.cli.trace import LOWER_BOUND_CODE, show_trace
 from gpumemnet.errors import ExtractError
 from gpumemnet.tracing.result import TraceAnswer, answer_from_dict
 from gpumemnet.tracing.script.branches import Assumptions, largest_answer
-from gpumemnet.tracing.script.launch import trace_script
+from gpumemnet.tracing.script.start import trace_script
 from tests.gpumemnet.cli.test_trace import ANSWER
 
 _LAYER_BYTES = 4 * (256 * 256 + 256)

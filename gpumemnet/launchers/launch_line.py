@@ -1,40 +1,20 @@
-"""Starts the trace of a training script: :func:`parse_launch` reads the line that starts a training,
-as people type it (``torchrun --nproc-per-node 4 train.py --lr 1e-4`` and the like), and
-:func:`trace_script` runs the script in a child process.
+"""Lines that start a training, as people type them: ``torchrun --nproc-per-node 4 train.py --lr 1e-4``
+and the like.  :func:`parse_launch` reads what a line starts, on how many GPUs, and with which
+environment variables.
 
 This module loads no torch, so the command line uses it.
 """
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path, PurePath
-from time import monotonic
-from typing import Any, Final
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Final
 
-from gpumemnet.allocator.settings import AllocatorSettings
-from gpumemnet.cudnn.session import OFF
-from gpumemnet.errors import ExtractError, InvalidRequestError
-from gpumemnet.extract.extraction import DEFAULT_GPU
-from gpumemnet.extract.factory import existing_file
-from gpumemnet.gpu import DeviceProfile
+from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
-from gpumemnet.sandbox.process import Progress, ask
-from gpumemnet.tracing.api import (
-    DEADLINE_SECONDS,
-    PURPOSE,
-    ExtraResults,
-    TraceOptions,
-    check_ranks,
-    checked_request,
-    request_from_dict,
-)
-from gpumemnet.tracing.result import TraceAnswer, answer_from_dict, answer_to_dict
-from gpumemnet.tracing.script.branches import SECONDS, Assumptions, largest_answer
-from gpumemnet.tracing.script.programs import Programs, inheriting
 
 _FIELD: Final = "source"
 _PYTHON: Final = re.compile(r"python(3(\.\d+)?)?")
@@ -228,151 +208,3 @@ def _number(text: str, option: str) -> int:
             f"{option} must be a number above 0, not {describe(text)}", _FIELD
         )
     return int(text)
-
-
-_LOG: Final = logging.getLogger("gpumemnet.tracing")
-_LEAST_SECONDS: Final = 2.0
-"""Shortest time for the whole run after the first steps."""
-
-
-def trace_script(
-    script: Path | str,
-    arguments: Sequence[str] = (),
-    *,
-    gpu: str | DeviceProfile = DEFAULT_GPU,
-    allocator: AllocatorSettings | None = None,
-    cudnn: str = OFF,
-    attention_kernel: str | None = None,
-    best_effort: bool = False,
-    is_module: bool = False,
-    ranks: int | None = None,
-    variables: Mapping[str, str] | None = None,
-    extras: ExtraResults | None = None,
-    batch_argument: str | None = None,
-    deadline_seconds: float = DEADLINE_SECONDS,
-    show_output: bool = False,
-    progress: Progress | None = None,
-) -> TraceAnswer:
-    """Predict the memory of an unmodified training script.
-
-    The script really runs, on a simulated GPU, up to its second optimizer step; several times if it
-    branches on values of the GPU, see :mod:`gpumemnet.tracing.script.branches`.
-
-    Args:
-        script: the file, or the dotted name of a module.
-        arguments: command-line arguments of the script.
-        gpu, allocator, cudnn, deadline_seconds, show_output, progress: as in :func:`trace_file`.
-        attention_kernel: the scaled-dot-product kernel to use; the kernel that PyTorch would choose
-            by default.
-        best_effort: whether to continue with a guess where an operator of another library does not
-            describe its output.
-        is_module: whether it is a module, to be run as by ``python -m`` in this folder.
-        ranks: number of GPUs that the script is started on by ``torchrun``, as whose first rank it
-            is traced; ``None`` if it is started alone.
-        variables: further environment variables of the script.
-        extras: further results: the memory over one training step, and other batch sizes, for which
-            the script is run again.
-        batch_argument: the script's argument that sets its batch size; found by its name and value
-            by default.
-
-    Returns:
-        the answer; all amounts are in bytes, for one GPU.
-
-    Raises:
-        ExtractError: names what cannot be traced, and the line of the script.
-        InvalidJobError, InvalidRequestError: an option has no such value.
-        MissingExtraError: torch is not installed.
-    """
-    options = TraceOptions(attention_kernel=attention_kernel, best_effort=best_effort)
-    request = {
-        "script": str(script) if is_module else str(existing_file(str(script))),
-        "is_module": is_module,
-        "arguments": list(arguments),
-        "ranks": None if ranks is None else check_ranks(ranks),
-        "batch_argument": batch_argument,
-        **asdict(checked_request(options, gpu, allocator, extras, cudnn=cudnn)),
-    }
-
-    end = monotonic() + SECONDS
-
-    def trace(assumptions: Assumptions, selected_share: float) -> TraceAnswer:
-        asked = {
-            **request,
-            "more_seconds": max(_LEAST_SECONDS, (end - monotonic()) / 2),
-            "opposite": assumptions.opposite,
-            "exceptions": assumptions.exceptions,
-            "selected_share": selected_share,
-        }
-        answer = ask(
-            _trace_in_child,
-            str(script),
-            asked,
-            purpose=PURPOSE,
-            variables=variables,
-            deadline_seconds=deadline_seconds,
-            show_output=show_output,
-            progress=progress,
-        )
-        return answer_from_dict(answer)
-
-    return largest_answer(trace, end)
-
-
-def _trace_in_child(document: dict[str, Any]) -> dict[str, Any]:
-    request = request_from_dict(document)
-    with inheriting(document, request.gpu) as programs:
-        try:
-            answer = trace_in_process(document, programs)
-        except ExtractError as error:
-            found = programs.answer()
-            if found is None:
-                if programs.error():
-                    raise ExtractError(
-                        f"{error}; a process that it started: {programs.error()}"
-                    ) from None
-                raise
-            if request.extras.batches or request.extras.max_batch:
-                raise ExtractError(
-                    "the script trains in a process that it starts: for other batch sizes, trace the line that starts that one"
-                ) from None
-            answer = found
-    return answer_to_dict(answer)
-
-
-def trace_in_process(document: dict[str, Any], programs: Programs) -> TraceAnswer:
-    """Trace a script in this process, see :func:`trace_script`.
-
-    Args:
-        document: the script and how it is traced.
-        programs: the programs that it may start.
-
-    Raises:
-        ExtractError: as :func:`trace_script` does.
-    """
-    request = request_from_dict(document)
-    _LOG.info("importing torch")
-    from gpumemnet.tracing.operators.rules import Platform, with_cudnn
-    from gpumemnet.tracing.script import batch_sizes, run
-
-    _LOG.info("running up to the second step")
-    platform = Platform(device=request.gpu, attention_kernel=request.options.attention_kernel)
-    platform, notes = with_cudnn(platform, request.cudnn)
-    call = run.ScriptCall(
-        script=Path(document["script"]),
-        arguments=tuple(document["arguments"]),
-        platform=platform,
-        settings=request.allocator,
-        is_module=document["is_module"],
-        ranks=document["ranks"],
-        assumptions=Assumptions(document["opposite"], tuple(document["exceptions"])),
-        selected_share=document["selected_share"],
-        best_effort=request.options.best_effort,
-        more_seconds=document["more_seconds"],
-        report=programs.report,
-    )
-    extras = request.extras
-    if extras.batches or extras.max_batch:
-        answer = batch_sizes.trace_batches(call, extras, document["batch_argument"])
-    else:
-        answer = run.trace_script(call, with_curve=extras.curve)
-    return replace(answer, notes=(*answer.notes, *notes))

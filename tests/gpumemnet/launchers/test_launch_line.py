@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.tracing.script.launch import Launch, is_launch, parse_launch
+from gpumemnet.launchers.launch_line import Launch, is_launch, parse_launch
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
 from unittest.mock import patch
@@ -27,8 +26,8 @@ import gpumemnet
 from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import CodeEndedError, GpumemnetError, InvalidRequestError
 from gpumemnet.gpu import DeviceProfile, available_mib, context
+from gpumemnet.launchers.launch_line import parse_launch
 from gpumemnet.sandbox.process import take_off_import_path
-from gpumemnet.tracing.result import TraceAnswer, answer_from_dict, answer_to_dict
 from gpumemnet.units import MIB
 
 _REQUEST: Final = "request.json"
@@ -46,12 +45,12 @@ class Programs:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def report(self, answer: TraceAnswer) -> None:
+    def report(self, answer: dict[str, Any]) -> None:
         """Write the answer for this process, which the trace did not begin with, and tell the one
         that it began with."""
         document = json.loads((self._folder / _REQUEST).read_text())
         file = self._folder / f"{os.getpid()}.answer"
-        replace_file(file, json.dumps(answer_to_dict(answer)).encode())
+        replace_file(file, json.dumps(answer).encode())
         with suppress(ProcessLookupError):
             os.kill(document["process"], _TRAINED)
 
@@ -59,17 +58,11 @@ class Programs:
         """Write why this process, which the trace did not begin with, cannot be traced."""
         (self._folder / f"{os.getpid()}.error").write_text(str(error))
 
-    def answer(self) -> TraceAnswer | None:
+    def answer(self) -> dict[str, Any] | None:
         """The answer for the first process that has one."""
         found = sorted(self._folder.glob("*.answer"), key=lambda file: file.stat().st_mtime)
-        if not found:
-            return None
-        first = answer_from_dict(json.loads(found[0].read_text()))
-        note = (
-            "the script trains in a process that it starts; this is the memory of the first one that trained, "
-            "and each other process on the GPU takes its own"
-        )
-        return replace(first, notes=(note, *first.notes))
+        document: dict[str, Any] | None = json.loads(found[0].read_text()) if found else None
+        return document
 
     def error(self) -> str:
         """Why a process that was started could not be traced; empty if all could."""
@@ -77,12 +70,18 @@ class Programs:
 
 
 @contextmanager
-def inheriting(request: dict[str, Any], device: DeviceProfile) -> Iterator[Programs]:
+def inheriting(
+    request: dict[str, Any],
+    device: DeviceProfile,
+    trace: Callable[[dict[str, Any], Programs], None],
+) -> Iterator[Programs]:
     """Context in which programs that this process starts inherit its simulated GPU.
 
     Args:
         request: what traces a script, as a JSON document, but for the script.
         device: the simulated GPU.
+        trace: a function of a module that loads no torch; called in each program that runs a
+            script, with the request and its programs, it traces that script and reports the answer.
     """
     signal.signal(_TRAINED, signal.SIG_IGN)
     with tempfile.TemporaryDirectory(prefix="gpumemnet-programs-") as name:
@@ -98,7 +97,7 @@ def inheriting(request: dict[str, Any], device: DeviceProfile) -> Iterator[Progr
         (folder / _REQUEST).write_text(json.dumps(document))
         python = {"python", "python3", Path(sys.executable).name}
         for program in (*python, "torchrun", "accelerate", "nvidia-smi"):
-            _write_program(folder / program, "python" if program in python else program)
+            _write_program(folder / program, "python" if program in python else program, trace)
         path = os.pathsep.join((name, os.environ.get("PATH", os.defpath)))
         with (
             patch.dict(os.environ, {"PATH": path}),
@@ -107,19 +106,27 @@ def inheriting(request: dict[str, Any], device: DeviceProfile) -> Iterator[Progr
             yield Programs(folder)
 
 
-def _write_program(file: Path, name: str) -> None:
+def _write_program(file: Path, name: str, trace: Callable[..., None]) -> None:
     """Write a program that calls :func:`_started` with its arguments."""
     program = f"import sys; sys.path.insert(0, {str(Path(gpumemnet.__path__[0]).parent)!r}); "
-    program += f"from {__name__} import _started as function; function(*sys.argv[1:])"
+    program += f"from {__name__} import _started as function; "
+    program += f"from {trace.__module__} import {trace.__qualname__} as trace; function(trace, *sys.argv[1:])"
     words = [sys.executable, "-P", "-c", program, str(file.parent), name, sys.executable]
     file.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
     file.chmod(0o755)
 
 
-def _started(name: str, program: str, python: str, *words: str) -> NoReturn:
+def _started(
+    trace: Callable[[dict[str, Any], Programs], None],
+    name: str,
+    program: str,
+    python: str,
+    *words: str,
+) -> NoReturn:
     """Run one of the programs.
 
     Args:
+        trace: as in :func:`inheriting`.
         name: their folder.
         program: its name.
         python: the interpreter.
@@ -130,8 +137,6 @@ def _started(name: str, program: str, python: str, *words: str) -> NoReturn:
     if program == "nvidia-smi":
         sys.stdout.write(f"{nvidia_smi(document['card'], words)}\n")
         sys.exit()
-    from gpumemnet.tracing.script.launch import parse_launch, trace_in_process
-
     try:
         launch = parse_launch([program, *words])
     except InvalidRequestError as error:
@@ -151,7 +156,7 @@ def _started(name: str, program: str, python: str, *words: str) -> NoReturn:
     }
     programs, status = Programs(folder), 0
     try:
-        programs.report(trace_in_process(request, programs))
+        trace(request, programs)
     except CodeEndedError:  # it has not trained on the GPU
         pass
     except GpumemnetError as error:

@@ -19,8 +19,8 @@ ZeRO, Rajbhandari et al., arXiv 1910.02054).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, Final, cast
+from contextlib import ContextDecorator, contextmanager, suppress
+from typing import Any, Final, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -44,8 +44,6 @@ from gpumemnet.torch_private.training import (
     is_sharded,
     resolve_process_group,
 )
-from gpumemnet.tracing.recorder import Recorder
-from gpumemnet.tracing.script.simulated_cuda import Streams
 
 _RANK = 0
 _BEGIN, _END = dist.init_process_group, dist.destroy_process_group
@@ -161,6 +159,24 @@ def _finished(func: Any, args: tuple[Any, ...]) -> Any:
     future.set_result(written if isinstance(written, list) else [written])
     work = finished_work(future)
     return work if len(schema(func).returns) == 1 else (written, work)
+
+
+class Recorder(Protocol):
+    """Records what is on the simulated GPU."""
+
+    def communicating(self) -> ContextDecorator:
+        """Context, and decorator of functions, that communicate with other ranks: what they
+        allocate on the meta device is on the GPU too."""
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Record that ``storage`` was freed or allocated again."""
+
+
+class Streams(Protocol):
+    """The streams of the simulated GPU."""
+
+    def current_stream(self) -> Any:
+        """The stream that is entered."""
 
 
 @contextmanager

@@ -1,0 +1,190 @@
+"""Starts the trace of a training script: :func:`trace_script` runs the script in a child process.
+
+This module loads no torch, so the command line uses it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from time import monotonic
+from typing import Any, Final
+
+from gpumemnet.allocator.settings import AllocatorSettings
+from gpumemnet.cudnn.session import OFF
+from gpumemnet.errors import ExtractError
+from gpumemnet.extract.extraction import DEFAULT_GPU
+from gpumemnet.extract.factory import existing_file
+from gpumemnet.gpu import DeviceProfile
+from gpumemnet.launchers.programs import Programs, inheriting
+from gpumemnet.sandbox.process import Progress, ask
+from gpumemnet.tracing.api import (
+    DEADLINE_SECONDS,
+    PURPOSE,
+    ExtraResults,
+    TraceOptions,
+    check_ranks,
+    checked_request,
+    request_from_dict,
+)
+from gpumemnet.tracing.result import TraceAnswer, answer_from_dict, answer_to_dict
+from gpumemnet.tracing.script.branches import SECONDS, Assumptions, largest_answer
+
+_LOG: Final = logging.getLogger("gpumemnet.tracing")
+_LEAST_SECONDS: Final = 2.0
+"""Shortest time for the whole run after the first steps."""
+
+
+def trace_script(
+    script: Path | str,
+    arguments: Sequence[str] = (),
+    *,
+    gpu: str | DeviceProfile = DEFAULT_GPU,
+    allocator: AllocatorSettings | None = None,
+    cudnn: str = OFF,
+    attention_kernel: str | None = None,
+    best_effort: bool = False,
+    is_module: bool = False,
+    ranks: int | None = None,
+    variables: Mapping[str, str] | None = None,
+    extras: ExtraResults | None = None,
+    batch_argument: str | None = None,
+    deadline_seconds: float = DEADLINE_SECONDS,
+    show_output: bool = False,
+    progress: Progress | None = None,
+) -> TraceAnswer:
+    """Predict the memory of an unmodified training script.
+
+    The script really runs, on a simulated GPU, up to its second optimizer step; several times if it
+    branches on values of the GPU, see :mod:`gpumemnet.tracing.script.branches`.
+
+    Args:
+        script: the file, or the dotted name of a module.
+        arguments: command-line arguments of the script.
+        gpu, allocator, cudnn, deadline_seconds, show_output, progress: as in :func:`trace_file`.
+        attention_kernel: the scaled-dot-product kernel to use; the kernel that PyTorch would choose
+            by default.
+        best_effort: whether to continue with a guess where an operator of another library does not
+            describe its output.
+        is_module: whether it is a module, to be run as by ``python -m`` in this folder.
+        ranks: number of GPUs that the script is started on by ``torchrun``, as whose first rank it
+            is traced; ``None`` if it is started alone.
+        variables: further environment variables of the script.
+        extras: further results: the memory over one training step, and other batch sizes, for which
+            the script is run again.
+        batch_argument: the script's argument that sets its batch size; found by its name and value
+            by default.
+
+    Returns:
+        the answer; all amounts are in bytes, for one GPU.
+
+    Raises:
+        ExtractError: names what cannot be traced, and the line of the script.
+        InvalidJobError, InvalidRequestError: an option has no such value.
+        MissingExtraError: torch is not installed.
+    """
+    options = TraceOptions(attention_kernel=attention_kernel, best_effort=best_effort)
+    request = {
+        "script": str(script) if is_module else str(existing_file(str(script))),
+        "is_module": is_module,
+        "arguments": list(arguments),
+        "ranks": None if ranks is None else check_ranks(ranks),
+        "batch_argument": batch_argument,
+        **asdict(checked_request(options, gpu, allocator, extras, cudnn=cudnn)),
+    }
+
+    end = monotonic() + SECONDS
+
+    def trace(assumptions: Assumptions, selected_share: float) -> TraceAnswer:
+        asked = {
+            **request,
+            "more_seconds": max(_LEAST_SECONDS, (end - monotonic()) / 2),
+            "opposite": assumptions.opposite,
+            "exceptions": assumptions.exceptions,
+            "selected_share": selected_share,
+        }
+        answer = ask(
+            _trace_in_child,
+            str(script),
+            asked,
+            purpose=PURPOSE,
+            variables=variables,
+            deadline_seconds=deadline_seconds,
+            show_output=show_output,
+            progress=progress,
+        )
+        return answer_from_dict(answer)
+
+    return largest_answer(trace, end)
+
+
+def _trace_in_child(document: dict[str, Any]) -> dict[str, Any]:
+    request = request_from_dict(document)
+    with inheriting(document, request.gpu, _trace_program) as programs:
+        try:
+            answer = trace_in_process(document, programs)
+        except ExtractError as error:
+            found = programs.answer()
+            if found is None:
+                if programs.error():
+                    raise ExtractError(
+                        f"{error}; a process that it started: {programs.error()}"
+                    ) from None
+                raise
+            if request.extras.batches or request.extras.max_batch:
+                raise ExtractError(
+                    "the script trains in a process that it starts: for other batch sizes, trace the line that starts that one"
+                ) from None
+            first = answer_from_dict(found)
+            note = (
+                "the script trains in a process that it starts; this is the memory of the first one that trained, "
+                "and each other process on the GPU takes its own"
+            )
+            answer = replace(first, notes=(note, *first.notes))
+    return answer_to_dict(answer)
+
+
+def _trace_program(document: dict[str, Any], programs: Programs) -> None:
+    """Trace a program that a script has started, and report its answer."""
+    programs.report(answer_to_dict(trace_in_process(document, programs)))
+
+
+def trace_in_process(document: dict[str, Any], programs: Programs) -> TraceAnswer:
+    """Trace a script in this process, see :func:`trace_script`.
+
+    Args:
+        document: the script and how it is traced.
+        programs: the programs that it may start.
+
+    Raises:
+        ExtractError: as :func:`trace_script` does.
+    """
+    request = request_from_dict(document)
+    _LOG.info("importing torch")
+    from gpumemnet.tracing.operators.rules import Platform, with_cudnn
+    from gpumemnet.tracing.script import batch_sizes, run
+
+    _LOG.info("running up to the second step")
+    platform = Platform(device=request.gpu, attention_kernel=request.options.attention_kernel)
+    platform, notes = with_cudnn(platform, request.cudnn)
+    call = run.ScriptCall(
+        script=Path(document["script"]),
+        arguments=tuple(document["arguments"]),
+        platform=platform,
+        settings=request.allocator,
+        is_module=document["is_module"],
+        ranks=document["ranks"],
+        assumptions=Assumptions(document["opposite"], tuple(document["exceptions"])),
+        selected_share=document["selected_share"],
+        best_effort=request.options.best_effort,
+        more_seconds=document["more_seconds"],
+        report=lambda answer: programs.report(answer_to_dict(answer)),
+    )
+    extras = request.extras
+    if extras.batches or extras.max_batch:
+        answer = batch_sizes.trace_batches(call, extras, document["batch_argument"])
+    else:
+        answer = run.trace_script(call, with_curve=extras.curve)
+    return replace(answer, notes=(*answer.notes, *notes))
