@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 from gpumemnet.errors import ExtractError, MissingExtraError
 from gpumemnet.gpu import DeviceProfile
 from gpumemnet.job.training_job import OPTIMIZERS
+from gpumemnet.named.architectures import is_decoder
 from gpumemnet.named.catalogue import NamedModel
-from gpumemnet.named.decoders import STYLES
 from gpumemnet.named.methods import EIGHT_BIT, Method
 from gpumemnet.named.step_walk import PARTS
 from gpumemnet.sandbox.process import Progress, ask
@@ -177,7 +177,7 @@ def _lengthened(
     from gpumemnet.named.repeated_blocks import is_equal, lengthened, with_ordered_frees
 
     blocks = config.get("num_hidden_layers")
-    if config.get("model_type") not in STYLES or not isinstance(blocks, int):
+    if not is_decoder(config.get("model_type")) or not isinstance(blocks, int):
         return None
     if blocks < 2 * _FEW_BLOCKS or any(config.get(key) for key in _UNEQUAL_BLOCKS):
         return None

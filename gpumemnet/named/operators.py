@@ -149,15 +149,11 @@ class Network:
 
     Attributes:
         sections: in the order of the forward pass.
-        tokens: positions of one sample, those of the logits.
-        vocabulary: classes of the logits.
         tied_parameters: parameters of the head that are those of the embedding.
         is_causal: whether attention reads earlier positions only.
     """
 
     sections: tuple[Section, ...]
-    tokens: int
-    vocabulary: int = 0
     tied_parameters: int = 0
     is_causal: bool = True
 
@@ -201,12 +197,15 @@ def _layers_of(operator: Operator) -> list[Layer]:
 
 
 def count_of(config: Mapping[str, Any], *names: str, default: int | None = None) -> int:
-    """The first of these counts that the configuration states."""
+    """The first of these counts that the configuration states; 0 counts as not stated."""
     for name in names:
         value = config.get(name)
         if type(value) is int and 0 < value <= MAX_SIZE:
             return value
+        if value is not None and value != 0:
+            raise InvalidRequestError(
+                f"the configuration states {name} as no number from 1 to 2**40", "model"
+            )
     if default is None:
-        reason = f"the configuration does not state {names[0]} as a number from 1 to 2**40"
-        raise InvalidRequestError(reason, "model")
+        raise InvalidRequestError(f"the configuration does not state {names[0]}", "model")
     return default

@@ -54,6 +54,7 @@ _OTHER_KEYS: Final[Mapping[str, Mapping[str, str]]] = {
     "whisper": _BART_KEYS,
     "distilbert": {"intermediate_size": "hidden_dim"},
     "gpt2": {"intermediate_size": "n_inner"},
+    "opt": {"intermediate_size": "ffn_dim"},
     "dinov2": {"intermediate_size": ""},
 }
 """What a configuration's class calls a key of the catalogue."""

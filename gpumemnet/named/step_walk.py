@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.named.encoders import EAGER
+from gpumemnet.named.blocks import EAGER
 from gpumemnet.named.methods import Method
 from gpumemnet.named.operators import BLOCK_INPUT, HEAD, IN_PLACE, Network, Operator, Section
 from gpumemnet.physics.element_types import FULL_BYTES, HALF_BYTES

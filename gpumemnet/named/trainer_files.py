@@ -20,6 +20,7 @@ from typing import Any, Final
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
 from gpumemnet.named.methods import ALL_LINEAR
+from gpumemnet.named.rules import effects, states
 from gpumemnet.physics.element_types import FULL_BYTES, HALF_BYTES
 
 _MAX_FILE_BYTES: Final = 2**20
@@ -208,11 +209,9 @@ def _read(keys: _Keys, kind: str) -> TrainerFile:
     if name == "Trainer" and kind in _YAML and not keys.has("block_size"):
         name = "TRL"
     table = trainers[name]
-    changes: dict[str, Any] = {"method": "full"}
-    for stated, effect in table.get("rules", ()):
-        if all(_states(keys.values, each) for each in stated.split()):
-            changes |= effect
-            keys.read.update(each.partition("=")[0] for each in stated.split())
+    rules = table.get("rules", ())
+    keys.read.update(each.partition("=")[0] for stated, _ in rules for each in stated.split())
+    changes = {"method": "full"} | effects(rules, keys.values)
     changes |= _READERS[name](keys, changes["method"]) if name in _READERS else {}
     keys.costing += [changes.pop("costing")] if "costing" in changes else []
     fields: dict[str, Any] = {}
@@ -224,7 +223,7 @@ def _read(keys: _Keys, kind: str) -> TrainerFile:
     evaluated = keys.count(table.get("evaluation", "evaluation"))
     if evaluated is not None and evaluated > fields["batch_size"]:
         keys.costing.append(table["evaluation"])
-    if any(_states(keys.values, pattern) for pattern in table.get("pairs", ())):
+    if any(states(keys.values, pattern) for pattern in table.get("pairs", ())):
         fields["batch_size"] *= 2
         if changes["method"] == "full":
             keys.costing.append("the reference model of preferences")
@@ -238,14 +237,6 @@ def _read(keys: _Keys, kind: str) -> TrainerFile:
         {each: value for each, value in fields.items() if value is not None},
         keys.defaults,
         *_named(keys, table),
-    )
-
-
-def _states(values: Mapping[str, Any], pattern: str) -> bool:
-    return any(
-        fnmatchcase(f"{name}={value}".lower(), pattern)
-        for name, value in values.items()
-        if value is not None
     )
 
 
@@ -375,7 +366,7 @@ def _transformers(keys: _Keys, method: str) -> dict[str, Any]:
 def _trl(keys: _Keys, method: str) -> dict[str, Any]:
     weights = keys.text("dtype torch_dtype", "float32")
     changes = _precision(weights, _compute(keys, default=True))
-    if any(_states(keys.values, each) for each in _tables()["trainers"]["TRL"]["pairs"]):
+    if any(states(keys.values, each) for each in _tables()["trainers"]["TRL"]["pairs"]):
         return changes
     keys.get("loss_type", "nll, in chunks")
     return changes | {"kernels": "liger" if keys.flag("use_liger_kernel") else "fused_loss"}
