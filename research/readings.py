@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from math import inf
@@ -24,16 +24,20 @@ import numpy as np
 import gpumemnet
 from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import GpumemnetError
+from gpumemnet.named.catalogue import find_model
 from gpumemnet.named.fit import COVERAGE, fit
 from gpumemnet.named.methods import METHODS
 from gpumemnet.named.trainer_files import adapter_fields
 from gpumemnet.predict.conformal import conformal_quantiles
 from research.batch_ladders import Ladder, comparison, ladder
+from research.estimators.fine_tuning import rules
 
 TABLES: Final = ("fms-acceleration", "litgpt", "qwen", "peft")
 LADDERS: Final = "timm"
 """The table that holds the largest batch that ran, and no bytes."""
 _FLUX_PIXELS: Final = 512
+_TOO_LOW: Final = 0.9
+"""Of a reading: what a rule says below that ends in an out-of-memory error in spite of a margin."""
 _BENCHMARK_BYTES: Final = {"peft": 4 * 86_580_480 + 14 * 512 * 7680 * 2}
 """Table → what its script keeps on the GPU beside the training: PEFT's ``image-gen/run.py`` has the
 judge of its images, DINOv2-base in fp32, and the embeddings of 14 prompts, in bfloat16."""
@@ -77,6 +81,7 @@ class Reading(NamedTuple):
         row: identifier of the row.
         kind: which factor its safe bytes have.
         read_bytes, expected_bytes: of the same quantity.
+        rules: bytes by the rules of others (:func:`~research.estimators.fine_tuning.rules`).
     """
 
     source: str
@@ -84,6 +89,7 @@ class Reading(NamedTuple):
     kind: str
     read_bytes: float
     expected_bytes: float
+    rules: Mapping[str, float]
 
     @property
     def error(self) -> float:
@@ -181,7 +187,9 @@ def _reading(table: str, row: dict[str, str], depth: dict[str, Any]) -> Reading 
     if quantity == "torch_max_allocated":
         expected -= parts["fragmentation_bytes"]
     kind = "gptq" if answer.method.quantisation == "gptq" else "plain"
-    return Reading(table, row["row_id"], kind, float(read), expected)
+    config = find_model(answer.model).config
+    others = rules(config, answer.parameters, answer.trained_parameters, answer.method)
+    return Reading(table, row["row_id"], kind, float(read), expected, others)
 
 
 def _obstacle(row: dict[str, str], *, is_exact: bool) -> str:
@@ -326,9 +334,28 @@ def _bytes_compared(found: list[Reading], *, write: bool) -> Iterator[str]:
         text = f"safe above {below}/{len(own)}, without the margin by other sources {apart}"
         yield f"{source or 'all'}: {_summary(own)}, {text}"
     yield f"factors of the safe bytes, from all: {factors}"
+    yield from _scoreboard(found)
     if write:
         path = Path(gpumemnet.__file__).parent / "named" / "safety.json"
         replace_file(path, (json.dumps(factors) + "\n").encode())
+
+
+def _scoreboard(found: list[Reading]) -> Iterator[str]:
+    """How far ``fit`` and the rules of others lie from the same readings, the nearest first."""
+    ratios = {"gpumemnet fit": [1.0 + each.error for each in found]}
+    for each in found:
+        for name, rule_bytes in each.rules.items():
+            ratios.setdefault(name, []).append(rule_bytes / each.read_bytes)
+    yield from ("", "| estimator | rows | median error | 90th | more than 10 % too low |")
+    yield "|---|--:|--:|--:|--:|"
+    for name, own in sorted(ratios.items(), key=lambda each: _quantile(each[1], 0.5)):
+        low = np.mean(np.array(own) < _TOO_LOW)
+        cells = f"{_quantile(own, 0.5):.1%} | {_quantile(own, 0.9):.1%} | {low:.0%}"
+        yield f"| {name} | {len(own)} | {cells} |"
+
+
+def _quantile(ratios: list[float], level: float) -> float:
+    return float(np.quantile(np.abs(np.array(ratios) - 1.0), level))
 
 
 def _summary(found: list[Reading]) -> str:

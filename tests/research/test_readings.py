@@ -36,9 +36,15 @@ def test_a_reading_is_met_and_a_row_that_cannot_be_asked_says_why(tmp_path: Path
     assert isinstance(met, Reading)
     assert abs(met.error) < 0.03
     assert left_out == "litgpt:2: method adapter"
+    weights = 2 * 6_738_415_616 + 16 * 16_777_216  # rank 32 beside query and value of 32 blocks
+    assert met.rules["weights and states"] == weights
+    kept_by_a_block = 4_096 * 34 + 5 * 32 * 512  # bytes a token
+    activations = 2 * 512 * 32 * kept_by_a_block
+    assert met.rules["Transformer Math 101"] == weights + activations
     kept = tmp_path / "answers.jsonl"
     shown = compare(tmp_path, kept=kept)
     assert "litgpt: 1 rows" in shown
+    assert "| accelerate estimate-memory | 1 |" in shown
     assert "* litgpt:2" in shown
     assert len(kept.read_text().splitlines()) == 2
     kept.write_text(kept.read_text().replace("litgpt:2: method", "litgpt:2: kept: method"))
