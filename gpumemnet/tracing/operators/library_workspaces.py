@@ -1,4 +1,4 @@
-"""Workspaces of NVIDIA's libraries: cuBLAS for matrix products, cuDNN for convolutions.
+"""Workspaces of NVIDIA's libraries: cuBLAS for matrix products, cuFFT, cuDNN for convolutions.
 
 Matrix products: the workspace of cuBLAS, copies of operands, and products of sparse matrices.
 
@@ -145,6 +145,23 @@ def _coalescing(matrix: Tensor, count: int) -> tuple[Scratch, ...]:
     return (
         *exactly(lists + radix_sort_bytes(count, 2 * INDEX_BYTES), "sort"),
         *exactly(sum(map(tensor_bytes, dense_parts(matrix))), "copy", held=True),
+    )
+
+
+def _transform(call: Call) -> tuple[Scratch, ...]:
+    """Scratch memory of a Fourier transform (``aten/src/ATen/native/cuda/SpectralOps.cpp``).
+
+    From complex to real it works on a copy, because cuFFT may overwrite its input.  The workspace
+    of a plan over several dimensions is as large as its complex values: cuFFT does not say so, but
+    readings do (github.com/arrayfire/arrayfire/issues/1443).  That of one dimension is unknown.
+    """
+    source, result = call.arguments["self"], call.outputs[0]
+    transformed = source if source.is_complex() else result
+    is_to_real = source.is_complex() and not result.is_complex()
+    is_deep = len(call.arguments["dim"]) > 1
+    return (
+        *exactly(tensor_bytes(source) if is_to_real else 0, "copy", held=True),
+        *exactly(tensor_bytes(transformed) if is_deep else 0, "transform"),
     )
 
 
@@ -587,6 +604,9 @@ def is_native(convolution: Convolution) -> bool:
 
 SCRATCH_RULES.update(
     {
+        aten._fft_r2c.default: _transform,
+        aten._fft_c2c.default: _transform,
+        aten._fft_c2r.default: _transform,
         aten.convolution.default: _forward,
         aten.convolution_backward.default: _backward,
     }

@@ -196,7 +196,7 @@ SCRATCH_RULES: Final[dict[Any, Rule]] = {}
 # * cumulative sums, top-k: one state per block of threads; the sort of the result is small.
 # * foreach and fused optimizers, gradient scaler: lists of tensors travel as kernel arguments.
 # * recurrent cuDNN layers: cuDNN's workspace for them is not documented.
-# * FFT, linear algebra, cuSPARSE: their libraries' workspaces are not modelled.
+# * linear algebra, cuSPARSE, FFT over one dimension: their libraries' workspaces are not modelled.
 # * nonzero, unique, boolean masks: sizes depend on the data.
 # * memory that cuDNN and cuBLAS allocate by themselves: outside the allocator: it counts as
 #   context.

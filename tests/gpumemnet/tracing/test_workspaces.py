@@ -498,3 +498,15 @@ def test_cudnn_attention_may_keep_the_gradients_of_the_scores() -> None:
     assert (piece.expected_bytes, piece.bound_bytes) == (row_sums + sums, row_sums + sums)
     [piece] = scratch(operator, arguments, {}, (), Platform(device=device_profile("H100")))
     assert (piece.expected_bytes, piece.bound_bytes) == (row_sums + sums, row_sums + scores)
+
+
+def test_a_transform_over_planes_takes_a_workspace_of_its_complex_values() -> None:
+    plane = meta(2, 100, 300, dtype=torch.complex64)
+    complex_bytes = 2 * 100 * 300 * 8
+    assert exact(pieces(aten._fft_c2c.default, plane, [1, 2], 0, True)) == [complex_bytes]
+    assert exact(pieces(aten._fft_r2c.default, meta(100, 300), [0, 1], 0, True)) == [100 * 151 * 8]
+    half = meta(100, 151, dtype=torch.complex64)
+    found = pieces(aten._fft_c2r.default, half, [0, 1], 0, 300)
+    assert exact(found) == [100 * 151 * 8] * 2
+    assert [piece.held for piece in found] == [True, False]  # its input is copied first
+    assert pieces(aten._fft_c2c.default, plane, [2], 0, True) == ()
