@@ -26,6 +26,7 @@ from gpumemnet.extract.executed_layers import _Recorder
 from gpumemnet.extract.module_calls import tensors_in, with_meta_tensors
 from gpumemnet.extract.placement import MissingValues, placement
 from gpumemnet.named.operators import BLOCK_INPUT, HEAD, IN_PLACE, OUTER_INPUT
+from gpumemnet.named.real_model import diffusion_inputs
 from gpumemnet.physics.saved_tensors import kept_in_place
 from gpumemnet.torch_private.names import declare_torchvision_operators, storage_id
 from research.named_catalogue import CHECKED, config_of_row
@@ -330,7 +331,7 @@ def sources(table: Path) -> Iterator[Source]:
     declare_torchvision_operators()
     with table.open(newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if "diffusers" in row["other"]]
-    yield from (_diffusion(row) for row in rows if row["architecture"] in _DIFFUSION_INPUTS)
+    yield from (_diffusion(row) for row in rows if row["architecture"].endswith("Model"))
     yield from _of_transformers()
     import timm
     import torchvision
@@ -352,58 +353,6 @@ def _meta(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.zeros(BATCH, *sizes, device="meta", dtype=dtype)
 
 
-def _unet(config: dict[str, Any], size: int) -> dict[str, Any]:
-    added = {"text_embeds": _meta(1280), "time_ids": _meta(6)}
-    return {
-        "sample": _meta(4, size // 8, size // 8),
-        "timestep": _meta(),
-        "encoder_hidden_states": _meta(77, config["cross_attention_dim"]),
-        "added_cond_kwargs": added if config.get("addition_embed_type") else None,
-    }
-
-
-def _mmdit(config: dict[str, Any], size: int) -> dict[str, Any]:
-    return {
-        "hidden_states": _meta(config["in_channels"], size // 8, size // 8),
-        "encoder_hidden_states": _meta(77 + 256, config["joint_attention_dim"]),
-        "pooled_projections": _meta(config["pooled_projection_dim"]),
-        "timestep": _meta(),
-    }
-
-
-def _flux(config: dict[str, Any], size: int) -> dict[str, Any]:
-    tokens, axes = (size // 16) ** 2, len(config.get("axes_dims_rope", (16, 56, 56)))
-    inputs = {
-        "hidden_states": _meta(tokens, config["in_channels"]),
-        "encoder_hidden_states": _meta(_FLUX_TEXT, config["joint_attention_dim"]),
-        "timestep": _meta(),
-        "img_ids": torch.zeros(tokens, axes, device="meta"),
-        "txt_ids": torch.zeros(_FLUX_TEXT, axes, device="meta"),
-        "guidance": _meta() if config["guidance_embeds"] else None,
-    }
-    pooled = config.get("pooled_projection_dim")
-    return inputs | ({"pooled_projections": _meta(pooled)} if pooled else {})
-
-
-def _pixart(config: dict[str, Any], size: int) -> dict[str, Any]:
-    return {
-        "hidden_states": _meta(config["in_channels"], size // 8, size // 8),
-        "encoder_hidden_states": _meta(300, config["caption_channels"]),
-        "timestep": _meta(),
-        "added_cond_kwargs": {"resolution": _meta(2), "aspect_ratio": _meta(1)},
-    }
-
-
-_FLUX_TEXT: Final = 512
-_DIFFUSION_INPUTS: Final = {
-    "UNet2DConditionModel": _unet,
-    "SD3Transformer2DModel": _mmdit,
-    "FluxTransformer2DModel": _flux,
-    "Flux2Transformer2DModel": _flux,
-    "PixArtTransformer2DModel": _pixart,
-}
-
-
 def _diffusion(row: dict[str, str]) -> Source:
     import diffusers
 
@@ -419,7 +368,7 @@ def _diffusion(row: dict[str, str]) -> Source:
     return Source(
         row["hub_id"],
         lambda: kind(**config),
-        partial(_DIFFUSION_INPUTS[row["architecture"]], config),
+        partial(diffusion_inputs, config, BATCH),
         1024 if config.get("sample_size", 128) >= 128 else 8 * config["sample_size"],
         "pixels",
         CHECKED.get(row["checked"], "unchecked"),

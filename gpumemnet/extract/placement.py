@@ -491,8 +491,10 @@ def _has_known_values(
     if named.get("device") == "meta":  # written so by PyTorch itself: it wants no values
         return False
     dtype = named.get("dtype")
+    if dtype in (int, bool):
+        return True
     return func is torch.ones or (
-        dtype is not None and not (dtype.is_floating_point or dtype.is_complex)
+        isinstance(dtype, torch.dtype) and not (dtype.is_floating_point or dtype.is_complex)
     )
 
 

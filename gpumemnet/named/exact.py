@@ -143,6 +143,8 @@ def _obstacle(model: NamedModel, method: Method) -> str:
         return f"layers of {method.quantisation} are not traced"
     if method.gpus > 1 and method.parallel not in _PARALLEL:
         return f"{method.parallel} is not traced"
+    if method.library == "litgpt" and find_spec("litgpt") is None:
+        return "litgpt is not installed: docs/accuracy/readings.md says how"
     if method.is_sharded and method.is_quantised:
         return "shards of a quantised base are not traced"
     return ""

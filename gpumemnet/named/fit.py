@@ -271,7 +271,7 @@ class _Asked:
         profile = self.profile or device_profile("A100-80GB")
         try:
             traced = exact_peak(self.model, method, profile, progress)
-        except ExtractError as error:
+        except (ExtractError, InvalidRequestError) as error:
             notes.append(f"not traced, so this is the instant depth's answer: {error}")
             return None
         above = traced.expected_bytes - self.context.expected_bytes

@@ -33,6 +33,7 @@ from gpumemnet.torch_private.names import declare_torchvision_operators
 
 _LOG: Final = logging.getLogger("gpumemnet.named.exact")
 _TASKS: Final = {
+    "IMAGE_TEXT_TO_TEXT": "ImageTextToText",
     "SPEECH_SEQ_2_SEQ": "SpeechSeq2Seq",
     "SEQ_TO_SEQ_CAUSAL_LM": "Seq2SeqLM",
     "ZERO_SHOT_IMAGE_CLASSIFICATION": "ZeroShotImageClassification",
@@ -53,15 +54,15 @@ _OTHER_KEYS: Final[Mapping[str, Mapping[str, str]]] = {
     "bart": _BART_KEYS,
     "whisper": _BART_KEYS,
     "distilbert": {"intermediate_size": "hidden_dim"},
+    "falcon": {"num_key_value_heads": "num_kv_heads"},
     "gpt2": {"intermediate_size": "n_inner"},
     "opt": {"intermediate_size": "ffn_dim"},
     "dinov2": {"intermediate_size": ""},
 }
 """What a configuration's class calls a key of the catalogue."""
-_TEXT_KEYS: Final = (
-    *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
-    *("vocab_size", "max_position_embeddings", "projection_dim"),
-)
+_NO_WINDOW: Final = 2**30
+_OUTER_KEYS: Final = ("model_type", "architectures", "vision_config")
+"""Keys of a model with a tower that are not its language model's."""
 _DIFFUSERS_KEYS: Final = {
     "num_hidden_layers": "num_layers",
     "head_dim": "attention_head_dim",
@@ -204,9 +205,50 @@ def _of_images(name: str, config: dict[str, Any], method: Method) -> RealModel:
     return RealModel(ClassLoss(model), {"images": images, "labels": labels}, _count(model))
 
 
-_TEXT_TOKENS: Final = 512
-_TOKEN_PIXELS: Final = 16
+_FLUX_TEXT: Final = 512
 _USUAL_RESOLUTION: Final = 1024
+
+
+def diffusion_inputs(
+    config: Mapping[str, Any], batch: int, side: int, dtype: torch.dtype = torch.float32
+) -> dict[str, Any]:
+    """What the network of a diffusion pipeline is called with: latents of square images, and text.
+
+    Args:
+        config: of the network.
+        batch: samples.
+        side: pixels of a side of an image.
+        dtype: of latents and embeddings.
+    """
+
+    def values(*sizes: int) -> Tensor:
+        return _values(batch, *sizes, dtype=dtype)
+
+    latents = values(config["in_channels"], side // 8, side // 8)
+    inputs: dict[str, Any] = {"timestep": values()}
+    pooled = config.get("pooled_projection_dim")
+    if pooled:
+        inputs["pooled_projections"] = values(pooled)
+    if "cross_attention_dim" in config and "caption_channels" not in config:  # a UNet
+        if config.get("addition_embed_type"):
+            added = {"text_embeds": values(1280), "time_ids": values(6)}
+            inputs["added_cond_kwargs"] = added
+        text = values(77, config["cross_attention_dim"])
+        return {**inputs, "sample": latents, "encoder_hidden_states": text}
+    if "caption_channels" in config:  # PixArt
+        sizes = {"resolution": values(2), "aspect_ratio": values(1)}
+        inputs |= {"added_cond_kwargs": sizes}
+        text = values(300, config["caption_channels"])
+    elif "num_single_layers" in config:  # FLUX
+        tokens, axes = (side // 16) ** 2, len(config.get("axes_dims_rope") or (16, 56, 56))
+        latents = values(tokens, config["in_channels"])
+        text = values(_FLUX_TEXT, config["joint_attention_dim"])
+        inputs |= {"img_ids": _values(tokens, axes), "txt_ids": _values(_FLUX_TEXT, axes)}
+        if config.get("guidance_embeds"):
+            inputs["guidance"] = values()
+    else:  # Stable Diffusion 3
+        text = values(77 + 256, config["joint_attention_dim"])
+    return {**inputs, "hidden_states": latents, "encoder_hidden_states": text}
 
 
 def _of_diffusers(name: str, config: dict[str, Any], method: Method) -> RealModel:
@@ -214,31 +256,14 @@ def _of_diffusers(name: str, config: dict[str, Any], method: Method) -> RealMode
 
     stated = {_DIFFUSERS_KEYS.get(key, key): value for key, value in config.items()}
     kind = getattr(diffusers, stated["architectures"][0])
-    dtype, batch = _dtype(method), method.batch_size
+    dtype, side = _dtype(method), method.resolution or _USUAL_RESOLUTION
     with torch.device("meta"):
         model = kind.from_config(stated).to(dtype)
+    inputs = diffusion_inputs(stated, method.batch_size, side, dtype)
     total = _count(model)
-    axes = len(model.config.axes_dims_rope)
-    image = ((method.resolution or _USUAL_RESOLUTION) // _TOKEN_PIXELS) ** 2
-    inputs = {
-        "hidden_states": _values(batch, image, model.config.in_channels, dtype=dtype),
-        "encoder_hidden_states": _values(
-            batch, _TEXT_TOKENS, model.config.joint_attention_dim, dtype=dtype
-        ),
-        "timestep": _values(batch, dtype=dtype),
-        "img_ids": _values(image, axes),
-        "txt_ids": _values(_TEXT_TOKENS, axes),
-        "target": _values(batch, image, model.config.in_channels, dtype=dtype),
-    }
-    if getattr(model.config, "guidance_embeds", False):
-        inputs["guidance"] = _values(batch)
-    if "pooled_projection_dim" in model.config:
-        inputs["pooled_projections"] = _values(
-            batch, model.config.pooled_projection_dim, dtype=dtype
-        )
     if method.checkpointing:
         model.enable_gradient_checkpointing()
-    model = _with_adapters(model, method)
+    model = _with_adapters(_quantised(model, None, method), method)
     return RealModel(DiffusionLoss(model, return_dict=False), inputs, total)
 
 
@@ -282,12 +307,13 @@ def _of_transformers(name: str, config: dict[str, Any], method: Method) -> RealM
     transformers.PreTrainedModel.warn_if_padding_and_no_attention_mask = (  # reads the tokens
         lambda *arguments: None
     )
-    kind, stated = _part(config)
+    kind, stated = str(config["model_type"]), _whole_configuration(config)
     task = _task(kind)
     made = _configuration(transformers.AutoConfig, kind, stated, method)
     automatic = getattr(transformers, f"AutoModelFor{_TASKS[task]}")
     with torch.device("meta"):
         model = automatic.from_config(made, dtype=_dtype(method), trust_remote_code=False)
+    task = "CAUSAL_LM" if task == "IMAGE_TEXT_TO_TEXT" else task  # samples of text
     total = _count(model)
     notes: list[str] = []
     output = model.get_output_embeddings() if "LM" in task or "SEQ" in task else None
@@ -313,15 +339,12 @@ _BUILDERS: Final = {
 # ---- models of transformers
 
 
-def _part(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The kind of what is trained, and its configuration: the language model without its tower."""
-    kind, part = str(config["model_type"]), config.get("text_config")
-    if kind in ("clip", "siglip"):
-        text = {key: config[key] for key in _TEXT_KEYS if key in config}
-        return kind, {"text_config": text, **config}
-    if isinstance(part, Mapping):
-        return str(part.get("model_type")), dict(part)
-    return kind, config
+def _whole_configuration(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with that of the language model, if it is stated flat, apart."""
+    kind = str(config["model_type"])
+    if "vision_config" not in config and kind not in ("clip", "siglip"):
+        return config
+    return {"text_config": {k: v for k, v in config.items() if k not in _OUTER_KEYS}, **config}
 
 
 def _task(kind: str) -> str:
@@ -338,8 +361,9 @@ def _configuration(automatic: Any, kind: str, stated: dict[str, Any], method: Me
     names |= _OTHER_KEYS.get(kind, {})
     stated = {names.get(key, key): value for key, value in stated.items()}
     stated.pop("", None)
-    if method.attention == "flash" or "sliding_window" not in stated:
-        stated["sliding_window"] = None  # a kernel of flash attention takes windows without a mask
+    for each in (stated, stated.get("text_config")):
+        if each and (method.attention == "flash" or "sliding_window" not in each):
+            each["sliding_window"] = _NO_WINDOW  # flash attention takes windows without a mask
     made = automatic.for_model(kind, **stated)
     made.use_cache = False
     if made.is_encoder_decoder and getattr(made, "decoder_start_token_id", None) is None:
@@ -381,13 +405,7 @@ def _inputs(task: str, config: Any, method: Method) -> dict[str, Tensor]:
 
 def _with_method(model: Any, head: Any, method: Method, notes: list[str]) -> Any:
     """Apply the method as Trainer's users do."""
-    if method.is_quantised:
-        quantise(model, method, _dtype(method), head)
-        model.is_loaded_in_4bit = True
-        if method.raises_frozen:
-            from peft import prepare_model_for_kbit_training
-
-            model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    model = _quantised(model, head, method)
     if method.checkpointing and not model.supports_gradient_checkpointing:
         notes.append(f"{type(model).__name__} cannot recompute blocks: traced without")
     elif method.checkpointing:
@@ -395,6 +413,19 @@ def _with_method(model: Any, head: Any, method: Method, notes: list[str]) -> Any
     if method.optimizer.startswith("paged_"):
         notes.append("a paged optimizer's step is traced without its state")
     return _with_adapters(model, method)
+
+
+def _quantised(model: Any, head: Any, method: Method) -> Any:
+    """Give the base 4 bits, if the method does."""
+    if not method.is_quantised:
+        return model
+    quantise(model, method, _dtype(method), head)
+    model.is_loaded_in_4bit = True
+    if method.raises_frozen:
+        from peft import prepare_model_for_kbit_training
+
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    return model
 
 
 def _with_adapters(model: Any, method: Method) -> Any:
@@ -412,6 +443,7 @@ def _with_adapters(model: Any, method: Method) -> Any:
     }
     if settings.get("target_modules") == [ALL_LINEAR]:
         settings["target_modules"] = ALL_LINEAR
+        settings["exclude_modules"] = ["router"]  # Llama 4's gives a pair, which peft cannot wrap
     with torch.device("meta"):
         return get_peft_model(
             model,

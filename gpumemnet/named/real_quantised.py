@@ -23,17 +23,21 @@ def quantise(model: nn.Module, method: Method, dtype: torch.dtype, head: nn.Modu
         model: the model, on meta.
         method: says how the scales are kept.
         dtype: in which the layers compute.
-        head: a layer that stays as it is.
+        head: a layer that stays as it is, as Llama 4's routers do, which give a pair.
     """
     import bitsandbytes
 
     for parent in list(model.modules()):
         for name, child in parent.named_children():
-            if type(child) is not nn.Linear or child is head:
+            is_transposed = type(child).__name__ == "Conv1D"  # of GPT-2
+            is_linear = is_transposed or isinstance(child, nn.Linear)
+            if not is_linear or child is head or name == "router":
                 continue
+            shape: Any = child.weight.shape
+            outputs, inputs = shape[::-1] if is_transposed else shape
             layer = bitsandbytes.nn.Linear4bit(
-                child.in_features,
-                child.out_features,
+                inputs,
+                outputs,
                 bias=child.bias is not None,
                 compute_dtype=dtype,
                 quant_type="nf4",
