@@ -528,7 +528,10 @@ def _notes(asked: _Asked, built: Network, method: Method) -> Iterator[str]:
         yield "embeddings, norms and head are in fp32, by prepare_model_for_kbit_training"
     is_left = any(each.copies > 1 for section in built.sections for each in section.operators)
     if is_left and method.is_quantised and method.year >= FUSED_EXPERTS_SINCE:
-        yield "the experts' weights stay in 16 bits: transformers 5 makes one parameter of them, which bitsandbytes leaves"
+        yield (
+            f"the experts' weights stay in {8 * method.outer_bytes} bits: transformers 5 makes one "
+            "parameter of them, which bitsandbytes leaves"
+        )
     if method.optimizer.startswith("paged_"):
         yield "paged optimizer state is counted as lying in host memory"
     if method.parallel == "zero2":

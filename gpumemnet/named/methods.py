@@ -220,7 +220,7 @@ class Method:
         matrix = operator.parameters - bias
         tensors = [float(bias * self.outer_bytes)] if bias else []
         if not self.quantises(operator, is_inner):
-            return (matrix * self.base_bytes, *tensors)
+            return (matrix * self.outer_bytes, *tensors)
         if self.quantisation == "gptq":
             scales = matrix / _GPTQ_GROUP
             return (matrix / 2, scales * HALF_BYTES, scales / 2, *tensors)

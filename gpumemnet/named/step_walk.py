@@ -322,12 +322,11 @@ class _BlockWalk:
         self.temporary = cast
         if self._trains(operator):
             self._keep_input(operator, cast)
-        weight_bytes = method.base_bytes if self.is_inner else method.outer_bytes
         if self._is_dequantised(operator):
             self.temporary += compute * matrix
             if method.keeps_quantised_inputs:
                 self._keep_input(operator, cast)
-        elif weight_bytes > compute and not method.quantises(operator, self.is_inner):
+        elif method.outer_bytes > compute and not method.quantises(operator, self.is_inner):
             self.own.append(compute * matrix)  # autocast's copy of the weight
         if has_adapter:
             self._note_adapter(operator, inputs, widest)
