@@ -39,6 +39,7 @@ from gpumemnet.torch_private.names import (
     storage_id,
     tree_leaves,
     tree_map_only,
+    without_function_modes,
 )
 from gpumemnet.torch_private.training import AUTOCAST_BY_DEVICE
 
@@ -273,6 +274,10 @@ class KnownValues(DispatchMode):
 
     def run(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Run an operator where it belongs."""
+        with without_function_modes():  # in a backward pass, kernels of PyTorch that are Python
+            return self._placed(func, args, named)
+
+    def _placed(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         tensors = argument_tensors(args, named)
         if any(map(self.unknown, tensors)):
             result = (
@@ -476,10 +481,13 @@ def _name_of(func: Callable[..., Any]) -> str:
 def is_meta(device: object) -> bool:
     """Whether ``device``, as code may name one, is the meta device."""
     return (
-        device is not None
-        and not isinstance(device, int)
-        and torch.device(str(device)).type == "meta"
+        device is not None and not isinstance(device, int) and device_named(device).type == "meta"
     )
+
+
+def device_named(device: object) -> torch.device:
+    """The device that code names: by a text, which may be a member of an enumeration, or as a device."""
+    return torch.device(device if isinstance(device, str) else str(device))
 
 
 def _has_known_values(

@@ -36,8 +36,13 @@ _ACCELERATE_FLAGS: Final = frozenset(
         "use-megatron-lm",
     }
 )
+_DEEPSPEED_FLAGS: Final = frozenset(
+    {
+        *("module", "no-python", "no-local-rank", "no-ssh", "no-ssh-check", "force-multi"),
+        *("save-pid", "bind-cores-to-rank", "quiet", "q"),
+    }
+)
 _REFUSED: Final = {
-    "deepspeed": "DeepSpeed brings kernels and an engine of its own, which cannot be traced",
     "use-deepspeed": "DeepSpeed brings kernels and an engine of its own, which cannot be traced",
     "use-megatron-lm": "Megatron brings kernels of its own, which cannot be traced",
     "use-fsdp": "FullyShardedDataParallel is not supported; use its successor, torch.distributed.fsdp.fully_shard, in the script",
@@ -171,15 +176,34 @@ def _accelerate(words: list[str]) -> Launch:
     )
 
 
-def _refused(launcher: str) -> Launch:
-    raise InvalidRequestError(f"{launcher}: {_REFUSED[launcher]}", _FIELD)
+def _deepspeed(words: list[str]) -> Launch:
+    """Read ``deepspeed …``, which passes its script a rank (``deepspeed/launcher/runner.py``)."""
+    options, rest = _options(words, _DEEPSPEED_FLAGS)
+    chosen = options.get("include", options.get("i"))
+    if chosen is not None:  # worker-0@worker-1:0,2
+        ranks = sum(len(node.partition(":")[2].split(",")) for node in chosen.split("@"))
+        if not all(node.partition(":")[2] for node in chosen.split("@")):
+            raise InvalidRequestError(
+                f"deepspeed --include {chosen} depends on the machine: name the GPUs, as in localhost:0,1",
+                _FIELD,
+            )
+    else:
+        gpus = options.get("num-gpus", options.get("num-accelerators"))
+        if gpus is None:
+            raise InvalidRequestError(
+                "deepspeed without --num_gpus depends on the machine: give it", _FIELD
+            )
+        nodes = options.get("num-nodes", "1")
+        ranks = _number(gpus, "--num_gpus") * _number(nodes, "--num_nodes")
+    given = () if "no-local-rank" in options else ("--local_rank=0",)
+    return Launch(rest[0], "module" in options, (*given, *rest[1:]), ranks)
 
 
 _READERS: Final[Mapping[str, Callable[[list[str]], Launch]]] = {
     "python": _python,
     "torchrun": _torchrun,
     "accelerate": _accelerate,
-    "deepspeed": lambda words: _refused("deepspeed"),
+    "deepspeed": _deepspeed,
 }
 
 

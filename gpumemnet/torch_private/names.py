@@ -212,6 +212,11 @@ def is_view(tensor: Tensor) -> bool:
     return bool(tensor._is_view())
 
 
+def is_part(tensor: Tensor) -> bool:
+    """Whether the storage of ``tensor`` holds more than it."""
+    return tensor.untyped_storage().nbytes() > tensor.nbytes
+
+
 def version(tensor: Tensor) -> int:
     """How often ``tensor``, or a tensor that it is a view of, was changed in place."""
     return int(tensor._version)
@@ -405,7 +410,7 @@ def unscale_gradients(
 
 
 ENGINE: Final = TorchName(
-    "torch.autograd.graph:_engine_run_backward",
+    "torch.autograd:_engine_run_backward",
     "see whether the backward engine itself adds gradients",
 )
 _NO_TASK: Final = -1
@@ -425,10 +430,6 @@ def running_node_number() -> int | None:
 
 FUNCTION_MODES: Final = TorchName(
     "torch.overrides:_get_current_function_mode_stack", "know the modes of a thread"
-)
-_BACKWARD_OF_FUNCTION: Final = TorchName(
-    "torch.autograd.function:BackwardCFunction.apply",
-    "let the backward pass of custom functions see a GPU",
 )
 _SAVED_TENSORS_HOOKS: Final = TorchName(
     "torch.autograd.graph:saved_tensors_hooks.__init__",
@@ -463,7 +464,7 @@ def seen_within_operators(mode: TorchFunctionMode) -> Iterator[None]:
     with replaced(
         [
             (_SAVED_TENSORS_HOOKS, made),
-            (_BACKWARD_OF_FUNCTION, seen(_BACKWARD_OF_FUNCTION.value())),
+            (ENGINE, seen(ENGINE.value())),
         ]
     ):
         yield

@@ -137,6 +137,7 @@ class Recorder(DispatchMode):
         self._steps = 0
         self._stream = 0
         self._communicates = False
+        self._is_absent = False
         self._ranks = 1
         self._groups: dict[str, int] = {}
         self._is_closed = False
@@ -313,6 +314,15 @@ class Recorder(DispatchMode):
         finally:
             self._communicates = before
 
+    @contextmanager
+    def absent(self) -> Iterator[None]:
+        """Context of code whose tensors are on no device: the script chose the meta device."""
+        before, self._is_absent = self._is_absent, True
+        try:
+            yield
+        finally:
+            self._is_absent = before
+
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Record that ``storage`` was freed or allocated again by
         :meth:`torch.UntypedStorage.resize_`."""
@@ -399,7 +409,7 @@ class Recorder(DispatchMode):
             watched = self._kinds[func] = _allocates(func) or takes_scratch(func)
             self._layouts[func] = layout_rule(func)
         kwargs = dict(kwargs or {})
-        if self._is_closed:
+        if self._is_closed or self._is_absent:
             return self._run(func, args, kwargs)
         if not watched:
             return None if operator_name(func) in _FUSED else self._run(func, args, kwargs)

@@ -26,8 +26,14 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from gpumemnet.errors import ExtractError
 from gpumemnet.extract.module_calls import map_tensors
-from gpumemnet.extract.placement import REAL_WHOLE_ELEMENTS, is_meta
+from gpumemnet.extract.placement import (
+    REAL_ELEMENTS,
+    REAL_WHOLE_ELEMENTS,
+    device_named,
+    is_meta,
+)
 from gpumemnet.extract.sparse_tensors import meta_copy
+from gpumemnet.launchers import deepspeed_engine
 from gpumemnet.physics.element_types import IMAGE_DIMENSIONS
 from gpumemnet.torch_private import script as names
 from gpumemnet.torch_private.names import (
@@ -72,6 +78,7 @@ _KNOWN: Final = frozenset(
     }
 )
 """Functions that make tensors whose values do not depend on others."""
+_FILLED: Final = frozenset({torch.empty, torch.zeros, torch.ones, torch.full})
 _SPARSE_CONSTRUCTORS: Final = frozenset(
     {torch.sparse_coo_tensor, torch.sparse_csr_tensor, torch.sparse_csc_tensor}
 )
@@ -92,6 +99,14 @@ class GpuRequests(TorchFunctionMode):
         self._unknown = unknown
         self._constructors = names.device_constructors()
         self.default_device = _HOST
+        self._without_values: list[str] = []
+
+    def without_values(self, folder: str) -> None:
+        """Let code in ``folder`` allocate large tensors on the host without values."""
+        self._without_values.append(folder)
+
+    def _needs_no_values(self) -> bool:
+        return any(map(_called_from, self._without_values))
 
     def has_values(self, tensor: Tensor) -> bool:
         """Whether the values of ``tensor`` are real."""
@@ -100,11 +115,7 @@ class GpuRequests(TorchFunctionMode):
     def set_default_device(self, device: object) -> None:
         """Allocate on ``device`` what names none; ``None`` stands for the host."""
         self.default_device = (
-            _HOST
-            if device is None
-            else GPU
-            if _stands_for_gpu(device)
-            else torch.device(str(device))
+            _HOST if device is None else GPU if _stands_for_gpu(device) else device_named(device)
         )
 
     def set_default_tensor_type(self, kind: Any) -> None:
@@ -178,6 +189,11 @@ class GpuRequests(TorchFunctionMode):
             if device is not None:
                 self._observer.deferred(result)
             return result
+        if device is not None and is_meta(device) and not _called_from(names.TORCH_FOLDER):
+            with self._observer.recorder.absent():
+                result = func(*args, **named)
+            self._observer.deferred(result)
+            return result
         if device is not None and _stands_for_gpu(device):
             named["device"] = _META
             named.pop("pin_memory", None)
@@ -188,6 +204,10 @@ class GpuRequests(TorchFunctionMode):
                 self._observer.arrived(result, _name_of(func))
             return result
         named.pop("pin_memory", None)
+        if func in _FILLED and self._needs_no_values():
+            result = func(*args, **{**named, "device": _META})
+            if result.numel() > REAL_ELEMENTS:
+                return result
         result = func(*args, **named)
         if args:
             self._values.learn(func, args, result, _called_from(names.LBFGS_FILE))
@@ -281,10 +301,12 @@ class GpuRequests(TorchFunctionMode):
             return meta_copy(tensor)
         if not self._unknown(tensor):
             return tensor.to(_HOST, copy=True)
-        if tensor.numel() > MAX_VALUES:
-            return torch.empty_strided(
-                tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta"
-            )
+        most = REAL_ELEMENTS if self._needs_no_values() else MAX_VALUES
+        if tensor.numel() > most:
+            with self._observer.recorder.absent():
+                return torch.empty_strided(
+                    tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta"
+                )
         return self._values.on_host(function, tensor, is_lost=False)
 
     def _meta_on_gpu(self, tensor: Tensor) -> Tensor:
@@ -482,7 +504,11 @@ def present_gpu(
         count,
         values.note_once,
     )
-    with replaced(replacements), saved.watching(), prepared(ready):
+    with (
+        replaced(replacements),
+        saved.watching(),
+        prepared({**ready, **deepspeed_engine.preparations(observer, requests.without_values)}),
+    ):
         yield
 
 
@@ -531,7 +557,7 @@ def _is_constant(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
 
 
 def _stands_for_gpu(device: object) -> bool:
-    return type(device) is int or torch.device(str(device)).type in ("cuda", "meta")
+    return type(device) is int or device_named(device).type in ("cuda", "meta")
 
 
 def _called_from(folder: str, *excepted: str) -> bool:

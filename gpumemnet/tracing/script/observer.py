@@ -30,6 +30,7 @@ from gpumemnet.extract.module_calls import ModulePath, tensors_in
 from gpumemnet.torch_private.names import (
     dense_parts,
     id_of_storage,
+    is_part,
     leaves_of,
     own_buffers,
     own_parameters,
@@ -181,6 +182,7 @@ class ScriptObserver:
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._whole: WholeRun | None = None
         self._is_counting = False
+        self._in_engine = self._has_engine = False
         self._end = 0
         self._last_second = 0.0
 
@@ -317,6 +319,26 @@ class ScriptObserver:
     def emptied(self) -> None:
         """The script calls ``torch.cuda.empty_cache()``."""
         self.recorder.emptied()
+
+    # Called by engines of other libraries, see :mod:`gpumemnet.launchers.deepspeed_engine`.
+
+    @contextmanager
+    def engine_runs(self) -> Iterator[None]:
+        """Context in which an engine steps optimizers of its own: no step of the script ends."""
+        before, self._in_engine, self._has_engine = self._in_engine, True, True
+        try:
+            yield
+        finally:
+            self._in_engine = before
+
+    def engine_steps(self, optimizer: Optimizer, step: Callable[[], None]) -> None:
+        """An engine steps, whose optimizer may be on the host."""
+        self._stepping = True
+        self._begin("optimizer")
+        with self.engine_runs():
+            step()
+        self._trains_on_gpu |= self.recorder.has_live_storages
+        self._after_step(optimizer, (), {})
 
     # Called by PyTorch.
 
@@ -525,25 +547,18 @@ class ScriptObserver:
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._is_counting:
             return
-        self._stepping = True
         take_from_gpu(optimizer, partial(self.notes.setdefault, "paged"))
-        self._begin("optimizer")
+        if not self._in_engine:
+            self._stepping = True
+            self._begin("optimizer")
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._is_counting:
             return
+        self._classify(optimizer)
+        if self._in_engine:
+            return
         self._stepping = False
-        if isinstance(optimizer, LBFGS):
-            fill_history(optimizer)
-            self.notes["LBFGS"] = (
-                "LBFGS: its history is counted in full, with as many updates as history_size allows"
-            )
-        self._learn_shards(optimizer)
-        self._classify_models()
-        self._classify_gradients()
-        for parameter, state in optimizer.state.items():
-            owner = self._parameters.get(id(parameter), (None, ""))[1]
-            self.recorder.classify(map(part_on_rank, tensors_in(state)), "optimizer_state", owner)
         self._stepped[id(optimizer)] += 1
         self._trains_on_gpu |= any(
             self.device_of(parameter) == _GPU
@@ -556,6 +571,20 @@ class ScriptObserver:
         if optimizer is self._boundary and self._started:
             self._end_step()
         self._begin("forward")
+
+    def _classify(self, optimizer: Optimizer) -> None:
+        """Classify the parameters of an optimizer that has stepped, their gradients and state."""
+        if isinstance(optimizer, LBFGS):
+            fill_history(optimizer)
+            self.notes["LBFGS"] = (
+                "LBFGS: its history is counted in full, with as many updates as history_size allows"
+            )
+        self._learn_shards(optimizer)
+        self._classify_models()
+        self._classify_gradients()
+        for parameter, state in optimizer.state.items():
+            owner = self._parameters.get(id(parameter), (None, ""))[1]
+            self.recorder.classify(map(part_on_rank, tensors_in(state)), "optimizer_state", owner)
 
     def _learn_shards(self, optimizer: Optimizer) -> None:
         """Learn the parameters that never were on the GPU unsharded from their optimizer."""
@@ -595,7 +624,9 @@ class ScriptObserver:
     def _classify_gradients(self) -> None:
         for reference, owner in list(self._parameters.values()):
             parameter = reference()
-            if parameter is not None and parameter.grad is not None:
+            if parameter is None or parameter.grad is None:
+                continue
+            if not (self._has_engine and is_part(parameter.grad)):  # a view of an engine's bucket
                 self.recorder.classify((part_on_rank(parameter.grad),), "gradient", owner)
 
 

@@ -375,6 +375,8 @@ def _remedy(error: BaseException, call: ScriptCall) -> str:
         )
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
+        if package == "deepspeed":  # its compiled operators are not needed
+            return "; a trace runs DeepSpeed's own engine: DS_BUILD_OPS=0 pip install deepspeed"
         return f"; install what provides {package!r} where gpumemnet is installed"
     if isinstance(error, FileNotFoundError) and error.filename is not None:
         return (

@@ -324,4 +324,5 @@ def cuda_tensor_types() -> list[tuple[TorchName, object]]:
 def swap_for_meta(tensor: Tensor, fresh: Tensor) -> None:
     """Turn ``tensor`` into the meta tensor ``fresh``; references to it stay valid."""
     put = nn.Parameter(fresh, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fresh
+    vars(put).update(vars(tensor))
     torch.utils.swap_tensors(tensor, put)  # type: ignore[no-untyped-call]

@@ -36,6 +36,14 @@ from gpumemnet.launchers.launch_line import Launch, is_launch, parse_launch
             "accelerate launch --multi_gpu --num_processes 4 --mixed_precision=bf16 train.py --epochs 2",
             Launch("train.py", False, ("--epochs", "2"), 4, {"ACCELERATE_MIXED_PRECISION": "bf16"}),
         ),
+        (
+            "deepspeed --num_nodes=2 --num_gpus 8 --master_port 1 train.py --deepspeed ds.json",
+            Launch("train.py", False, ("--local_rank=0", "--deepspeed", "ds.json"), 16),
+        ),
+        (
+            "deepspeed --no_local_rank --include worker-0:0,1@worker-1:2 --module pkg.train",
+            Launch("pkg.train", True, (), 3),
+        ),
     ],
 )
 def test_lines_are_read_as_their_launchers_read_them(line: str, launch: Launch) -> None:
@@ -47,10 +55,8 @@ def test_lines_are_read_as_their_launchers_read_them(line: str, launch: Launch) 
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        (
-            "deepspeed --num_gpus 4 train.py",
-            "source: deepspeed: DeepSpeed brings kernels and an engine of its own",
-        ),
+        ("deepspeed train.py", "deepspeed without --num_gpus depends on the machine"),
+        ("deepspeed -i worker-0 train.py", "name the GPUs, as in localhost:0,1"),
         (
             "accelerate launch --use_fsdp train.py",
             "use its successor, torch.distributed.fsdp.fully_shard",
