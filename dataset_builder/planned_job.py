@@ -138,10 +138,20 @@ def frozen_layers(share: float, owners: int) -> int:
     return min(int(share * owners), owners - 1) if owners else 0
 
 
-def trainable_parameters(layers: tuple[Layer, ...], share: float) -> int:
-    """Parameters that receive gradients when ``share`` of the layers with parameters is frozen."""
-    owned = [layer.parameters for layer in layers if layer.parameters]
-    return sum(owned[frozen_layers(share, len(owned)) :])
+def with_frozen_layers(layers: tuple[Layer, ...], share: float) -> tuple[Layer, ...]:
+    """The layers as they say that the first of those with parameters, ``share`` of them, are
+    frozen."""
+    owners = [number for number, layer in enumerate(layers) if layer.parameters]
+    frozen = owners[: frozen_layers(share, len(owners))]
+    # a layer that trains without parameters of its own has those of the first, the embedding
+    shared = [
+        number for number, layer in enumerate(layers) if layer.trains and not layer.parameters
+    ]
+    frozen += shared if frozen else []
+    return tuple(
+        layer._replace(trains=False) if number in frozen else layer
+        for number, layer in enumerate(layers)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +227,9 @@ def training_job(planned: PlannedJob) -> TrainingJob:
     """
     job = extracted_job(planned.family, planned.architecture)
     options = planned.options.to_dict()
-    trainable = trainable_parameters(job.layers, options.pop("frozen_share"))
-    return replace(job, trainable_parameters=trainable, **options)
+    layers = with_frozen_layers(job.layers, options.pop("frozen_share"))
+    trainable = sum(layer.parameters for layer in layers if layer.trains)
+    return replace(job, layers=layers, trainable_parameters=trainable, **options)
 
 
 CONTEXT_ALLOWANCE_BYTES: Final = 600 * MIB

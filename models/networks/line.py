@@ -69,6 +69,7 @@ GROUPS: Final = (
     "half_language_model",
     "language_model",
     "transformer",
+    "embedding",
     "mlp",
 )
 """The first that fits is a job's group.
@@ -80,7 +81,9 @@ GROUPS: Final = (
   convolutions, which no layer list shows, are a small part of the peak.
 * ``half_language_model``: a language model with weights in half precision; only some convert their
   logits to fp32.
-* ``language_model``: logits of at least :data:`LOGITS_SHARE` of all outputs, in no CNN.
+* ``language_model``: embeddings, and logits of at least :data:`LOGITS_SHARE` of all outputs, in no
+  CNN.
+* ``embedding``: recommenders and recurrent networks, whose errors are ten times those of MLPs.
 """
 VARIANTS: Final = ("layers", "layers, cudnn_benchmark", "totals", "totals, cudnn_benchmark")
 """Each group once for each of these: searches of cuDNN leave free segments behind."""
@@ -98,6 +101,7 @@ _CONDITIONS: Final[tuple[Mapping[str, float], ...]] = (
     {"logits_bytes": 1.0, "activation_bytes": -LOGITS_SHARE},
     {"is_half": 1.0, "": -0.5},
     {"is_transformer": 1.0, "": -0.5},
+    {"embedding_count": 1.0, "recurrent_count": 1.0, "sequence_length": 1.0, "": -0.5},
     {"has_layers": -1.0, "": 0.5},
     {"is_cudnn_benchmark": 1.0, "": -0.5},
 )
@@ -158,11 +162,13 @@ class Line(nn.Module):
             own_BF.dtype
         )
         flags = torch.split(flags_BC, 1, dim=1)
-        checkpointed, frozen, factored, convolves, cnn, norms, logits, half, attends = flags[:9]
-        totals_B1, benchmark_B1 = flags[9:]
+        checkpointed, frozen, factored, convolves, cnn, norms, logits, half, attends, embeds = (
+            flags[:10]
+        )
+        totals_B1, benchmark_B1 = flags[10:]
         chosen = (
             *(checkpointed, torch.maximum(frozen, factored * convolves), cnn * norms, cnn),
-            *(logits * half, logits, attends, torch.ones_like(cnn)),
+            *(logits * embeds * half, logits * embeds, attends, embeds, torch.ones_like(cnn)),
         )
         fitting_BG = torch.cat(chosen, dim=1)
         groups_BG = fitting_BG * (fitting_BG @ self.earlier < 0.5).to(own_BF.dtype)

@@ -54,6 +54,8 @@ SHORTEST_SCHEDULE: Final = 20
 empty."""
 ABOVE_EVERY_LABEL: Final = 1e6
 """A value above every label, in units of the line's error."""
+FEWEST_FAMILIES: Final = 8
+"""Fewest architecture families with which a group has a centre of its own."""
 LEAST_UNIT: Final = 1e-3
 """Smallest typical error of a group, for groups whose errors are all equal."""
 CHUNK: Final = 8
@@ -179,7 +181,7 @@ def train(
         is_scored = np.isfinite(errors)
     added = float(np.abs(errors[is_scored]).mean())
     scores = errors / (spreads + added)
-    multiples, counts = _grouped_bounds(scores, rows.codes, is_scored)
+    multiples, counts = _grouped_bounds(scores, rows.codes, is_scored, rows.groups)
     head = MixtureHead(
         network.members, inputs, torch.from_numpy(multiples.astype(np.float32)), added
     )
@@ -235,32 +237,36 @@ def fitted_inputs(data: LabelledJobs, totals: LabelledJobs) -> Inputs:
                 terms.numpy()[rows], labels[rows], scales[rows], weights[rows], bounds
             )
             slopes.copy_(torch.from_numpy(found)[:, None])
-    codes, errors = [], []
+    codes, errors, families = [], [], data.groups[is_measured]
     for features in (data.features, totals.features):
         both = torch.from_numpy(features[is_measured])
         amounts, groups = line(both[:, :half], both[:, half:])
         codes.append(groups.argmax(1).numpy())
         errors.append(np.log(scales / (amounts[:, 0].numpy() + SLACK_BYTES)))
-    if not has_layers.all():
-        codes[0], errors[0] = codes[0][has_layers], errors[0][has_layers]
-        weights = np.concatenate((weights[has_layers], weights))
-    else:
-        weights = np.concatenate((weights, weights))
-    _set_centres(inputs, np.concatenate(codes), np.concatenate(errors), weights)
+    codes[0], errors[0] = codes[0][has_layers], errors[0][has_layers]
+    weights, families = (
+        np.concatenate((values[has_layers], values)) for values in (weights, families)
+    )
+    _set_centres(inputs, np.concatenate(codes), np.concatenate(errors), weights, families)
     inputs.line.float()
     with torch.no_grad():
         inputs.fit(inputs.raw(float_tensor(data.features[:, half:]), torch.zeros(len(data), 1))[0])
     return inputs
 
 
-def _set_centres(inputs: Inputs, codes: Rows, errors: Array, weights: Array) -> None:
-    """Set median and typical error of each group; one with too few rows takes those of the group
-    without regard to ``cudnn.benchmark``, or of all."""
+def _set_centres(
+    inputs: Inputs, codes: Rows, errors: Array, weights: Array, families: NDArray[np.str_]
+) -> None:
+    """Set median and typical error of each group; one with too few rows or architecture families
+    takes those of the group without regard to ``cudnn.benchmark``, or of all: what few families
+    have in common says nothing of another."""
+    fewest = min(FEWEST_FAMILIES, len(np.unique(families)))
     for code in range(len(GROUP_NAMES)):
         rows = next(
             rows
             for rows in _wider_and_wider(codes, code)
             if rows.sum() >= min(FEWEST_SCORES, len(codes))
+            and len(np.unique(families[rows])) >= fewest
         )
         shift = _weighted_quantile(errors[rows], weights[rows], 0.5)
         distances = np.abs(errors[rows] - shift)
@@ -288,15 +294,20 @@ def _weighted_quantile(values: Array, weights: Array, share: float) -> float:
     return float(values[order][min(int(np.searchsorted(shares, share)), len(values) - 1)])
 
 
-def _grouped_bounds(scores: Array, codes: Rows, is_scored: NDArray[np.bool_]) -> tuple[Array, Rows]:
-    """Return the bounds of each group, and how many rows they are from."""
+def _grouped_bounds(
+    scores: Array, codes: Rows, is_scored: NDArray[np.bool_], families: NDArray[np.str_]
+) -> tuple[Array, Rows]:
+    """Return the bounds of each group, and how many rows they are from; those of a group with few
+    architecture families are no narrower than those of all."""
     bounds, counts = [], []
     fewest = min(FEWEST_SCORES, int(is_scored.sum()))
     for code in range(len(GROUP_NAMES)):
-        parts = (rows & is_scored for rows in _wider_and_wider(codes, code)[1:])
-        own = next(scores[rows] for rows in parts if rows.sum() >= fewest)
-        bounds.append(conformal_bounds(own, COVERAGES, least=1.0))
-        counts.append(len(own))
+        parts = [rows & is_scored for rows in _wider_and_wider(codes, code)[1:]]
+        parts = [rows for rows in parts if rows.sum() >= fewest]
+        own = [conformal_bounds(scores[rows], COVERAGES, least=1.0) for rows in parts[:2]]
+        is_varied = len(np.unique(families[parts[0]])) >= FEWEST_FAMILIES
+        bounds.append(own[0] if is_varied else np.max(own, axis=0))
+        counts.append(int(parts[0].sum()))
     return np.array(bounds), np.array(counts)
 
 

@@ -16,7 +16,7 @@ from dataset_builder.recipe import load_recipe, sample_jobs
 from gpumemnet.errors import DatasetError
 from gpumemnet.extract import extract_job
 from gpumemnet.extract.extraction import ExtractOptions
-from gpumemnet.job.layers import GROUP_OF_KIND, Layer
+from gpumemnet.job.layers import GROUP_OF_KIND
 from gpumemnet.units import GIB
 
 META = torch.device("meta")
@@ -48,14 +48,12 @@ def test_the_job_is_what_the_network_runs(name: str) -> None:
         batch = batch_of(inputs, 2, META, floating)
         extracted = extract_job(network, batch, ExtractOptions(**job.options.job_fields())).job
         activation = job.activation_function
-        extracted, job = (  # a recipe's rows do not say blocks or frozen layers
+        extracted, job = (  # the checkpointing is not that of the network which was extracted
             replace(
                 each,
                 family=name,
                 activation_function=activation,
-                layers=tuple(
-                    Layer(layer.kind, layer.activations, layer.parameters) for layer in each.layers
-                ),
+                layers=tuple(layer._replace(block=None) for layer in each.layers),
             )
             for each in (extracted, job)
         )
