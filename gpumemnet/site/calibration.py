@@ -40,8 +40,9 @@ Flags = NDArray[np.bool_]
 
 MIN_JOBS: Final = 20
 """Different jobs that a model's own shift and bounds need; about fifty are better."""
-MIN_READINGS: Final = 3
-"""Probes that are enough to know the context without observations."""
+MIN_READINGS: Final = 1
+"""Rows that read the context, enough to know it without others: it is the same in every process of
+one driver and one PyTorch."""
 MAX_FIT_JOBS: Final = 50
 """More jobs hardly move a median: the others say more about the bounds."""
 FOLDS: Final = 10
@@ -373,7 +374,7 @@ def _check_enough(inside: int, rows: int, outside: Counter[str]) -> None:
     if inside < MIN_JOBS:
         raise DatasetError(
             f"{inside} different jobs within the models' support are too few to calibrate on: {MIN_JOBS} are needed, "
-            f"about 50 are better; or {MIN_READINGS} rows of dataset_builder, which read the context"
+            f"about 50 are better; or {MIN_READINGS} row of dataset_builder, which reads the context"
         )
 
 

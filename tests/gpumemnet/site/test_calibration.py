@@ -1,4 +1,4 @@
-"""Calibration to a site: what fifty jobs or three probes change, for whom, and what they cannot
+"""Calibration to a site: what fifty jobs or one probe change, for whom, and what they cannot
 carry."""
 
 import json
@@ -176,13 +176,14 @@ def test_a_model_without_jobs_of_its_own_gets_the_context(tmp_path: Path) -> Non
     assert model.fit.site.shift_bound_bytes >= model.fit.site.shift_bytes + CONTEXT_GROWTH_BYTES
 
 
-def test_three_probes_that_read_the_context_are_enough_for_it(tmp_path: Path) -> None:
-    made = calibration_of(tmp_path, probes(3))
+@pytest.mark.parametrize(("count", "mib", "confidence"), [(1, 824, 0.0), (3, 825, 0.75)])
+def test_one_probe_that_reads_the_context_is_enough_for_it(
+    tmp_path: Path, count: int, mib: int, confidence: float
+) -> None:
+    made = calibration_of(tmp_path, probes(count))
     assert made.is_context_read
-    assert made.context.value == 825 * MIB
-    assert made.context.confidence == pytest.approx(
-        0.75
-    )  # three readings: between the least and the largest
+    assert made.context.value == mib * MIB
+    assert made.context.confidence == pytest.approx(confidence)  # between least and largest
     model = model_of(made)
     assert not model.fit.is_own
     assert model.before is not None

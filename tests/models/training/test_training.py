@@ -12,12 +12,22 @@ import pytest
 import torch
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.predict.features import FEATURE_NAMES, layer_sequence
+from gpumemnet.job.job_table import JobTable
+from gpumemnet.job.layers import Layer
+from gpumemnet.job.training_job import TrainingJob, totals_only
+from gpumemnet.predict.features import FEATURE_NAMES, layer_sequence, model_features
 from gpumemnet.predict.predictor import SLACK_BYTES, Predictor
 from gpumemnet.units import MIB
+from models.networks.line import GROUP_NAMES, Line
 from models.training.bounds import COVERAGES
 from models.training.card import save_classifier, widenings
-from models.training.classifier import TrainedClassifier, float_tensor, plan_of, train
+from models.training.classifier import (
+    TrainedClassifier,
+    _grouped_bounds,
+    float_tensor,
+    plan_of,
+    train,
+)
 from models.training.data import LabelledJobs
 from models.training.graph_export import export_classifier
 
@@ -155,3 +165,41 @@ def test_a_bundle_of_one_family_refuses_others(few: LabelledJobs, tmp_path: Path
     refused = predictor.refusals(few.jobs)
     is_other = few.jobs.option_column("family") != "transformer"
     assert set(refused) == set(np.flatnonzero(is_other).tolist())
+
+
+def test_recommenders_and_recurrent_networks_are_no_plain_mlps(few: LabelledJobs) -> None:
+    """Their errors are larger, so pooled with plain MLPs they would exceed the limits."""
+    plain = Layer("linear", 64, 4_160)
+    networks = {
+        "mlp": (plain,),
+        "embedding": (Layer("embedding", 64, 64_000), plain, Layer("linear", 1, 65)),
+        "language_model": (Layer("lstm", 64, 33_280), Layer("linear", 64_000, 4_160_000)),
+    }
+    jobs = [
+        TrainingJob(
+            family="mlp",
+            batch_size=8,
+            input_elements=64,
+            optimizer="adam",
+            precision="fp32",
+            layers=layers,
+        )
+        for layers in networks.values()
+    ]
+    table = JobTable.from_jobs([*jobs, replace(totals_only(jobs[0]), sequence_length=32)])
+    own, reference = np.split(float_tensor(model_features(table, 0)), 2, axis=1)
+    _, groups = Line()(own, reference)
+    named = [GROUP_NAMES[code] for code in groups.argmax(1)]
+    assert named == [*(f"{name}, layers" for name in networks), "embedding, totals"]
+
+
+def test_bounds_of_few_families_are_no_narrower_than_those_of_all(few: LabelledJobs) -> None:
+    """What one family has in common says nothing of the next."""
+    alone = np.arange(len(few)) % 2 == 0
+    groups = np.where(alone, few.groups[0], few.groups)
+    scores = np.where(alone, 0.1, np.random.default_rng(0).normal(size=len(few)))
+    code, other = GROUP_NAMES.index("embedding, layers"), GROUP_NAMES.index("mlp, layers")
+    codes = np.where(alone, code, other)
+    bounds, counts = _grouped_bounds(scores, codes, np.ones(len(few), dtype=np.bool_), groups)
+    assert counts[code] == alone.sum()
+    assert bounds[code][-1] > bounds[other][-1] / 2 > scores[alone].max()
