@@ -252,7 +252,10 @@ def sharding_on_meta(recorder: Recorder, streams: Streams, arrived: Arrived) -> 
         (names.MOVE_STATES, move),
         (names.NO_META_CHECK, lambda self: None),
         (names.OFFLOAD_CHECK, _nothing_offloaded),
-        *((method, communicating(method.value())) for method in names.COMMUNICATING_METHODS),
+        *(
+            (method, communicating(method.value()))
+            for method in (*names.COMMUNICATING_METHODS, *names.FSDP1_COMMUNICATING)
+        ),
     )
     with replaced(replacements):
         yield

@@ -18,7 +18,14 @@ import torch
 from gpumemnet.torch_private.names import FUNCTION_MODES, TorchName
 
 TORCH_FOLDER: Final = str(Path(torch.__file__).parent)
-TENSORBOARD_FOLDER: Final = f"{TORCH_FOLDER}/utils/tensorboard"
+DEVICE_READERS: Final = (
+    f"{TORCH_FOLDER}/utils/tensorboard",
+    *(
+        f"{TORCH_FOLDER}/distributed/fsdp/{name}.py"
+        for name in ("_flat_param", "_init_utils", "_runtime_utils", "fully_sharded_data_parallel")
+    ),
+)
+"""PyTorch's own code that sees the device of a tensor as the script does."""
 """Its code writes nothing of a meta tensor."""
 LAYERS_FOLDER: Final = str(Path(torch.nn.modules.__file__).parent)
 LBFGS_FILE: Final = inspect.getfile(torch.optim.LBFGS)

@@ -249,10 +249,26 @@ GET_BACKEND: Final = tuple(
 SPAWN: Final = TorchName(
     "torch.multiprocessing:spawn", "run the first of several processes in this one"
 )
-FSDP1_INIT: Final = TorchName(
-    "torch.distributed.fsdp:FullyShardedDataParallel.__init__", "refuse FullyShardedDataParallel"
+FSDP1_BACKWARD: Final = tuple(
+    TorchName(
+        f"torch.distributed.fsdp._runtime_utils:{name}",
+        "let the backward hooks of FullyShardedDataParallel see a GPU",
+    )
+    for name in (
+        "_pre_backward_hook",
+        "_post_backward_hook",
+        "_post_backward_reshard_only_hook",
+        "_post_backward_final_callback",
+    )
 )
-"""The first generation of FSDP, which is not traced."""
+FSDP1_COMMUNICATING: Final = tuple(
+    TorchName(f"torch.distributed.fsdp.{name}", "know what is allocated to communicate")
+    for name in (
+        "_flat_param:FlatParamHandle.pre_unshard",
+        "_flat_param:FlatParamHandle.unshard",
+        "_runtime_utils:_get_reduce_scatter_tensors",
+    )
+)
 
 DDP_INIT: Final = TorchName(
     "torch.nn.parallel:DistributedDataParallel.__init__",

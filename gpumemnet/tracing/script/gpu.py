@@ -265,7 +265,7 @@ class GpuRequests(TorchFunctionMode):
         kinds = {"is_cuda": "cuda", "is_cpu": "cpu", "is_meta": "meta"}
         if name != "device" and name not in kinds:
             return func(*args, **named)
-        is_for_torch = _called_from(names.TORCH_FOLDER, names.TENSORBOARD_FOLDER)
+        is_for_torch = _called_from(names.TORCH_FOLDER, *names.DEVICE_READERS)
         device = _META if is_for_torch else self._observer.device_of(args[0])
         return device if name == "device" else device.type == kinds[name]
 

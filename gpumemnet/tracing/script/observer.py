@@ -274,6 +274,8 @@ class ScriptObserver:
             return _GPU
         if held.layout != torch.strided:
             return _HOST if dense_parts(held) else _GPU
+        if held.numel() and not held.untyped_storage().nbytes():  # freed, to be allocated again
+            return _GPU
         return _META if storage_id(held) in self._deferred else _HOST
 
     def arrived(self, tensor: Tensor, operator: str, *, is_weight: bool = False) -> None:

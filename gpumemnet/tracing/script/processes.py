@@ -20,13 +20,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.context import ForkProcess
 from multiprocessing.process import BaseProcess
 from threading import Thread
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 from unittest.mock import patch
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from gpumemnet.errors import ExtractError
 from gpumemnet.extract.module_calls import map_tensors, tensors_in
@@ -34,7 +35,7 @@ from gpumemnet.launchers.parallel import process_group
 from gpumemnet.sandbox.user_code import is_user_code
 from gpumemnet.torch_private import script as script
 from gpumemnet.torch_private import training
-from gpumemnet.torch_private.names import replaced, without_function_modes
+from gpumemnet.torch_private.names import replaced, seen_by, without_function_modes
 from gpumemnet.tracing.script.observer import EnoughSteps, ScriptObserver
 from gpumemnet.tracing.script.simulated_cuda import GPU, swap_for_meta
 
@@ -226,13 +227,17 @@ def torchrun_environment(ranks: int) -> dict[str, str]:
 
 @contextmanager
 def as_first_rank(
-    ranks: int | None, observer: ScriptObserver, note: Callable[[str], None]
+    ranks: int | None,
+    observer: ScriptObserver,
+    requests: TorchFunctionMode,
+    note: Callable[[str], None],
 ) -> Iterator[None]:
     """Context in which a script may start a process group, and is its first rank.
 
     Args:
         ranks: number of GPUs that the script is started on; ``None`` if it is started alone.
         observer: observes the script.
+        requests: lets PyTorch's code see the simulated GPU.
         note: called with a note on the number of ranks.
     """
     stack = ExitStack()
@@ -258,9 +263,9 @@ def as_first_rank(
         stack.enter_context(replicas_on_meta(observer.recorder))
         stack.enter_context(sharding_on_meta(observer.recorder, observer.streams, arrived))
         name = str(backend or "nccl")
-        sharded = not_traced("FullyShardedDataParallel", "torch.distributed.fsdp.fully_shard")
         backend_names = [(each, lambda *args, **kwargs: name) for each in training.GET_BACKEND]
-        stack.enter_context(replaced([*backend_names, (training.FSDP1_INIT, sharded)]))
+        hooks = [(each, seen_by(requests, each.value())) for each in training.FSDP1_BACKWARD]
+        stack.enter_context(replaced([*backend_names, *hooks]))
         observer.recorder.set_ranks(rank_count)
         note(f"the first of {rank_count:,} ranks")
 
@@ -309,12 +314,3 @@ def _first_alone(
     """Replace ``torch.multiprocessing.spawn``: run the first of several processes in this one."""
     function(0, *args)
     return _Ended()
-
-
-def not_traced(what: str, successor: str) -> Callable[..., NoReturn]:
-    """Return a function that refuses ``what`` and names its successor."""
-
-    def refuse(*args: object, **kwargs: object) -> NoReturn:
-        raise ExtractError(f"{what} is not supported; use its successor, {successor}")
-
-    return refuse
