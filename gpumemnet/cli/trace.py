@@ -221,6 +221,8 @@ def trace(
                 show_output=show_output,
                 progress=progress,
             )
+    if launch is not None:
+        answer = replace(answer, notes=(*launch.notes, *answer.notes))
     _write(answer, plot, out)
     if as_json:
         typer.echo(json.dumps(answer_to_dict(answer)))

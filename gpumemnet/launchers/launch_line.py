@@ -9,45 +9,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Final
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
+from gpumemnet.launchers.accelerate_line import read_accelerate
 
 _FIELD: Final = "source"
 _PYTHON: Final = re.compile(r"python(3(\.\d+)?)?")
 _VARIABLE: Final = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _TORCHRUN_MODULES: Final = ("torch.distributed.run", "torch.distributed.launch")
 _TORCHRUN_FLAGS: Final = frozenset({"standalone", "no-python", "module", "run-path", "use-env"})
-_ACCELERATE_FLAGS: Final = frozenset(
-    {
-        "multi-gpu",
-        "module",
-        "no-python",
-        "quiet",
-        "same-network",
-        "debug",
-        "use-fsdp",
-        "use-deepspeed",
-        "cpu",
-        "tpu",
-        "use-megatron-lm",
-    }
-)
 _DEEPSPEED_FLAGS: Final = frozenset(
     {
         *("module", "no-python", "no-local-rank", "no-ssh", "no-ssh-check", "force-multi"),
         *("save-pid", "bind-cores-to-rank", "quiet", "q"),
     }
 )
-_REFUSED: Final = {
-    "use-deepspeed": "DeepSpeed brings kernels and an engine of its own, which cannot be traced",
-    "use-megatron-lm": "Megatron brings kernels of its own, which cannot be traced",
-    "use-fsdp": "FullyShardedDataParallel is not supported; use its successor, torch.distributed.fsdp.fully_shard, in the script",
-}
-"""Launcher, or option of ``accelerate launch`` → why it is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +40,8 @@ class Launch:
         arguments: the script's own arguments.
         ranks: number of processes, each on a GPU of its own; ``None`` for one that is started
             alone.
-        variables: environment variables that the line sets.
+        variables: environment variables that the line and its launcher set.
+        notes: sentences on how it was read.
     """
 
     script: str
@@ -68,6 +49,7 @@ class Launch:
     arguments: tuple[str, ...] = ()
     ranks: int | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def is_launch(words: Sequence[str]) -> bool:
@@ -95,14 +77,8 @@ def parse_launch(words: Sequence[str]) -> Launch:
         raise InvalidRequestError(
             f"{describe(left[0])} is no launcher that is known here: use one of {known}", _FIELD
         )
-    launch = reader(left[1:])
-    return Launch(
-        launch.script,
-        launch.is_module,
-        launch.arguments,
-        launch.ranks,
-        {**variables, **launch.variables},
-    )
+    launch = reader(left[1:], variables)
+    return replace(launch, variables={**variables, **launch.variables})
 
 
 def _launcher(word: str) -> str:
@@ -110,7 +86,7 @@ def _launcher(word: str) -> str:
     return "python" if _PYTHON.fullmatch(name) else name
 
 
-def _python(words: list[str]) -> Launch:
+def _python(words: list[str], variables: dict[str, str]) -> Launch:
     while words and words[0].startswith("-") and words[0] != "-m":
         option = words.pop(0)
         if option == "-c":
@@ -125,13 +101,13 @@ def _python(words: list[str]) -> Launch:
         return Launch(words[0], arguments=tuple(words[1:]))
     module, *rest = words[1:]
     if module in _TORCHRUN_MODULES:
-        return _torchrun(rest)
+        return _torchrun(rest, variables)
     if module in ("accelerate.commands.launch", "accelerate.commands.accelerate_cli"):
-        return _accelerate(["launch", *rest] if module.endswith("launch") else rest)
+        return _accelerate(["launch", *rest] if module.endswith("launch") else rest, variables)
     return Launch(module, True, tuple(rest))
 
 
-def _torchrun(words: list[str]) -> Launch:
+def _torchrun(words: list[str], variables: dict[str, str]) -> Launch:
     options, rest = _options(words, _TORCHRUN_FLAGS)
     each = options.get("nproc-per-node", "1")
     if each in ("gpu", "auto", "cpu", "xpu"):
@@ -139,44 +115,31 @@ def _torchrun(words: list[str]) -> Launch:
             f"--nproc-per-node {each} depends on the machine: give a number", _FIELD
         )
     hosts = options.get("nnodes", "1").rpartition(":")[2]
+    on_host = _number(each, "--nproc-per-node")
     return Launch(
         rest[0],
         "module" in options,
         tuple(rest[1:]),
-        _number(each, "--nproc-per-node") * _number(hosts, "--nnodes"),
+        on_host * _number(hosts, "--nnodes"),
+        {"LOCAL_WORLD_SIZE": str(on_host)},
     )
 
 
-def _accelerate(words: list[str]) -> Launch:
+def _accelerate(words: list[str], variables: dict[str, str]) -> Launch:
     if not words or words[0] != "launch":
         raise InvalidRequestError("only 'accelerate launch' starts a training", _FIELD)
-    options, rest = _options(words[1:], _ACCELERATE_FLAGS)
-    for option in options.keys() & _REFUSED.keys():
-        raise InvalidRequestError(
-            f"accelerate launch --{option.replace('-', '_')}: {_REFUSED[option]}", _FIELD
-        )
-    if "config-file" in options:
-        raise InvalidRequestError(
-            "accelerate launch --config_file is not read: give its settings as options", _FIELD
-        )
-    processes = options.get("num-processes")
-    if processes is None and "multi-gpu" in options:
-        raise InvalidRequestError(
-            "accelerate launch --multi_gpu depends on the machine: give --num_processes", _FIELD
-        )
-    variables = {}
-    if "mixed-precision" in options:
-        variables["ACCELERATE_MIXED_PRECISION"] = options["mixed-precision"]
-    if "gradient-accumulation-steps" in options:
-        variables["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = options["gradient-accumulation-steps"]
-    ranks = _number(processes or "1", "--num_processes")
-    alone = ranks == 1  # accelerate starts one process as python does
+    found = read_accelerate(words[1:], variables)
     return Launch(
-        rest[0], "module" in options, tuple(rest[1:]), None if alone else ranks, variables
+        found["script"],
+        found["is_module"],
+        tuple(found["arguments"]),
+        found["ranks"],
+        found["variables"],
+        tuple(found["notes"]),
     )
 
 
-def _deepspeed(words: list[str]) -> Launch:
+def _deepspeed(words: list[str], variables: dict[str, str]) -> Launch:
     """Read ``deepspeed …``, which passes its script a rank (``deepspeed/launcher/runner.py``)."""
     options, rest = _options(words, _DEEPSPEED_FLAGS)
     chosen = options.get("include", options.get("i"))
@@ -199,7 +162,7 @@ def _deepspeed(words: list[str]) -> Launch:
     return Launch(rest[0], "module" in options, (*given, *rest[1:]), ranks)
 
 
-_READERS: Final[Mapping[str, Callable[[list[str]], Launch]]] = {
+_READERS: Final[Mapping[str, Callable[[list[str], dict[str, str]], Launch]]] = {
     "python": _python,
     "torchrun": _torchrun,
     "accelerate": _accelerate,

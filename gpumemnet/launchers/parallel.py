@@ -38,6 +38,7 @@ from gpumemnet.torch_private.names import (
     schema,
 )
 from gpumemnet.torch_private.training import (
+    NEW_GROUP,
     OBJECT_COLLECTIVES,
     fake_store,
     finished_work,
@@ -76,10 +77,27 @@ def process_group(ranks: int, exchanged: Exchanged) -> Iterator[None]:
             for collective, names in OBJECT_COLLECTIVES.items()
             for name in names
         ]
-        with replaced(replacements), _Collectives(exchanged):
+        groups = [(name, _simulated(name.value())) for name in NEW_GROUP]
+        with replaced([*replacements, *groups]), _Collectives(exchanged):
             yield
     finally:
         _END()
+
+
+def _simulated(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what replaces ``new_group``: it makes a fake group, whatever backend it is asked for."""
+
+    def new_group(
+        ranks: list[int] | None = None,
+        timeout: object = None,
+        backend: object = None,
+        pg_options: object = None,
+        *args: object,
+        **kwargs: object,
+    ) -> Any:
+        return make(ranks, None, "fake", None, *args, **kwargs)
+
+    return new_group
 
 
 def _all_gather_object(objects: list[Any], given: Any, *args: object, **kwargs: object) -> None:

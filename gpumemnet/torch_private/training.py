@@ -246,20 +246,11 @@ GET_BACKEND: Final = tuple(
     TorchName(f"{module}:get_backend", "answer with the backend that a script asked for")
     for module in _C10D
 )
+NEW_GROUP: Final = tuple(
+    TorchName(f"{module}:new_group", "simulate further process groups") for module in _C10D
+)
 SPAWN: Final = TorchName(
     "torch.multiprocessing:spawn", "run the first of several processes in this one"
-)
-FSDP1_BACKWARD: Final = tuple(
-    TorchName(
-        f"torch.distributed.fsdp._runtime_utils:{name}",
-        "let the backward hooks of FullyShardedDataParallel see a GPU",
-    )
-    for name in (
-        "_pre_backward_hook",
-        "_post_backward_hook",
-        "_post_backward_reshard_only_hook",
-        "_post_backward_final_callback",
-    )
 )
 FSDP1_COMMUNICATING: Final = tuple(
     TorchName(f"torch.distributed.fsdp.{name}", "know what is allocated to communicate")

@@ -27,7 +27,6 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from gpumemnet.errors import ExtractError
 from gpumemnet.extract.module_calls import map_tensors, tensors_in
@@ -35,7 +34,7 @@ from gpumemnet.launchers.parallel import process_group
 from gpumemnet.sandbox.user_code import is_user_code
 from gpumemnet.torch_private import script as script
 from gpumemnet.torch_private import training
-from gpumemnet.torch_private.names import replaced, seen_by, without_function_modes
+from gpumemnet.torch_private.names import replaced, without_function_modes
 from gpumemnet.tracing.script.observer import EnoughSteps, ScriptObserver
 from gpumemnet.tracing.script.simulated_cuda import GPU, swap_for_meta
 
@@ -201,12 +200,12 @@ def _start_with_gpu(
     start(process)
 
 
-_HOST_GPUS: Final = 8
+_HOST_GPUS: Final = "8"
 
 
 def local_ranks(ranks: int) -> int:
-    """Return how many of ``ranks`` are on one host, if hosts have eight GPUs."""
-    return min(ranks, _HOST_GPUS)
+    """Return how many of ``ranks`` are on one host: as its launcher says, or eight."""
+    return min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", _HOST_GPUS)))
 
 
 def torchrun_environment(ranks: int) -> dict[str, str]:
@@ -229,7 +228,6 @@ def torchrun_environment(ranks: int) -> dict[str, str]:
 def as_first_rank(
     ranks: int | None,
     observer: ScriptObserver,
-    requests: TorchFunctionMode,
     note: Callable[[str], None],
 ) -> Iterator[None]:
     """Context in which a script may start a process group, and is its first rank.
@@ -237,7 +235,6 @@ def as_first_rank(
     Args:
         ranks: number of GPUs that the script is started on; ``None`` if it is started alone.
         observer: observes the script.
-        requests: lets PyTorch's code see the simulated GPU.
         note: called with a note on the number of ranks.
     """
     stack = ExitStack()
@@ -264,8 +261,7 @@ def as_first_rank(
         stack.enter_context(sharding_on_meta(observer.recorder, observer.streams, arrived))
         name = str(backend or "nccl")
         backend_names = [(each, lambda *args, **kwargs: name) for each in training.GET_BACKEND]
-        hooks = [(each, seen_by(requests, each.value())) for each in training.FSDP1_BACKWARD]
-        stack.enter_context(replaced([*backend_names, *hooks]))
+        stack.enter_context(replaced(backend_names))
         observer.recorder.set_ranks(rank_count)
         note(f"the first of {rank_count:,} ranks")
 

@@ -509,7 +509,7 @@ def _run(
         )
         stack.enter_context(observer.observing())
         stack.enter_context(observer.recorder)
-        stack.enter_context(as_first_rank(call.ranks, observer, requests, values.note_once))
+        stack.enter_context(as_first_rank(call.ranks, observer, values.note_once))
         stack.enter_context(first_process_runs_here(observer.device_of, values.note_once, report))
         stack.enter_context(threads_inherit_modes())
         exec(code, module.__dict__)  # noqa: S102 - running the user's script is the purpose
