@@ -84,7 +84,23 @@ def preparations(
         "pynvml": lambda module: _answer_nvml(module, device, memory, count),
         "torch.utils.tensorboard.writer": without_graph,
         "tensorboardX.writer": without_graph,
+        "accelerate.utils.fsdp_utils": _shard_in_place,
     }
+
+
+def _shard_in_place(module: Any) -> None:
+    """Let accelerate shard the weights of rank 0 block by block.
+
+    Otherwise it shards an empty copy and broadcasts each weight into it, whose peak on the GPU is
+    the shards and the largest weight.
+    """
+    prepare = module.fsdp2_prepare_model
+
+    def prepare_in_place(accelerator: Any, model: Any) -> Any:
+        accelerator.state.fsdp_plugin.cpu_ram_efficient_loading = False
+        return prepare(accelerator, model)
+
+    module.fsdp2_prepare_model = prepare_in_place
 
 
 _HANDLES: Final = ("Index", "UUID", "PciBusId", "Serial")
