@@ -39,7 +39,7 @@ def read_accelerate(words: Sequence[str], variables: dict[str, str]) -> dict[str
         variables: environment variables that the line sets.
 
     Returns:
-        the arguments of a :class:`~gpumemnet.launchers.launch_line.Launch`.
+        the fields of a :class:`~gpumemnet.launchers.launch_line.Launch`, as JSON.
 
     Raises:
         InvalidRequestError: accelerate is not installed, rejects the line or its file, or starts
@@ -122,11 +122,11 @@ def _read_in_child(request: dict[str, Any]) -> dict[str, Any]:
         changed["LOCAL_WORLD_SIZE"] = str(max(args.num_processes // hosts, 1))
     return {
         "script": args.training_script,
-        "is_module": args.module,
-        "arguments": tuple(args.training_script_args),
+        "is_module": bool(args.module),
+        "arguments": args.training_script_args,
         "ranks": args.num_processes if is_distributed else None,
         "variables": changed,
-        "notes": tuple(notes),
+        "notes": notes,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -17,24 +18,23 @@ from gpumemnet.launchers.launch_line import Launch, is_launch, parse_launch
         ("python3.11 -u -m pkg.train 8", Launch("pkg.train", True, ("8",))),
         (
             "torchrun --nproc-per-node 4 train.py --lr 1e-4",
-            Launch("train.py", False, ("--lr", "1e-4"), 4),
+            Launch("train.py", False, ("--lr", "1e-4"), 4, {"LOCAL_WORLD_SIZE": "4"}),
         ),
         (
             "torchrun --standalone --nnodes=1:2 --nproc_per_node=8 -m pkg.train",
-            Launch("pkg.train", True, (), 16),
+            Launch("pkg.train", True, (), 16, {"LOCAL_WORLD_SIZE": "8"}),
         ),
         (
             "/opt/bin/python -m torch.distributed.run --rdzv-backend c10d --nproc-per-node 2 a.py",
-            Launch("a.py", ranks=2),
+            Launch("a.py", ranks=2, variables={"LOCAL_WORLD_SIZE": "2"}),
         ),
-        ("torchrun train.py", Launch("train.py", ranks=1)),
+        (
+            "torchrun train.py",
+            Launch("train.py", ranks=1, variables={"LOCAL_WORLD_SIZE": "1"}),
+        ),
         (
             "OMP_NUM_THREADS=1 A= python train.py",
             Launch("train.py", variables={"OMP_NUM_THREADS": "1", "A": ""}),
-        ),
-        (
-            "accelerate launch --multi_gpu --num_processes 4 --mixed_precision=bf16 train.py --epochs 2",
-            Launch("train.py", False, ("--epochs", "2"), 4, {"ACCELERATE_MIXED_PRECISION": "bf16"}),
         ),
         (
             "deepspeed --num_nodes=2 --num_gpus 8 --master_port 1 train.py --deepspeed ds.json",
@@ -58,10 +58,13 @@ def test_lines_are_read_as_their_launchers_read_them(line: str, launch: Launch) 
         ("deepspeed train.py", "deepspeed without --num_gpus depends on the machine"),
         ("deepspeed -i worker-0 train.py", "name the GPUs, as in localhost:0,1"),
         (
-            "accelerate launch --use_fsdp train.py",
-            "use its successor, torch.distributed.fsdp.fully_shard",
+            "accelerate launch --config_file c.yaml train.py",
+            "passed configuration file `c.yaml` does not exist",
         ),
-        ("accelerate launch --config_file c.yaml train.py", "--config_file is not read"),
+        (
+            "accelerate launch --use_megatron_lm --num_processes 2 train.py",
+            "Megatron brings kernels",
+        ),
         ("accelerate launch --multi_gpu train.py", "give --num_processes"),
         ("accelerate config", "only 'accelerate launch' starts a training"),
         ("torchrun --nproc-per-node gpu train.py", "depends on the machine: give a number"),
@@ -74,6 +77,44 @@ def test_lines_are_read_as_their_launchers_read_them(line: str, launch: Launch) 
 def test_other_lines_are_refused_with_what_to_do(line: str, sentence: str) -> None:
     with pytest.raises(InvalidRequestError, match=sentence):
         parse_launch(shlex.split(line))
+
+
+_FSDP = """
+distributed_type: FSDP
+num_processes: 8
+num_machines: 2
+mixed_precision: bf16
+machine_rank: 0
+main_process_ip: 10.0.0.1
+main_process_port: 29500
+fsdp_config:
+  sharding_strategy: HYBRID_SHARD
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_use_orig_params: false
+  fsdp_color: red
+"""
+
+
+def test_accelerate_reads_its_own_file_and_flags_come_first(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "accelerate").mkdir()
+    (tmp_path / "accelerate/default_config.yaml").write_text(_FSDP)
+    line = f"HF_HOME={tmp_path} accelerate launch --fsdp_use_orig_params true --num_processes 16 -m pkg.train --a"
+    launch = parse_launch(shlex.split(line))
+    assert (launch.script, launch.is_module, launch.arguments) == ("pkg.train", True, ("--a",))
+    assert (launch.ranks, launch.variables["LOCAL_WORLD_SIZE"]) == (16, "8")
+    expected = {
+        "ACCELERATE_USE_FSDP": "true",
+        "ACCELERATE_MIXED_PRECISION": "bf16",
+        "FSDP_VERSION": "1",
+        "FSDP_SHARDING_STRATEGY": "HYBRID_SHARD",
+        "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+        "FSDP_USE_ORIG_PARAMS": "true",
+    }
+    assert launch.variables.items() >= expected.items()
+    assert "its default file on this machine" in launch.notes[0]
+    assert launch.notes[1].endswith("accelerate does not read fsdp_config.fsdp_color")
 
 
 def test_a_factory_is_no_line() -> None:

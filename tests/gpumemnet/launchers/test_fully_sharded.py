@@ -1,0 +1,64 @@
+"""PyTorch's FullyShardedDataParallel on the simulated GPU, against counts by hand."""
+
+from __future__ import annotations
+
+import json
+from math import ceil
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from gpumemnet.tracing import trace_script
+
+SCRIPT = Path(__file__).with_name("fully_sharded.py")
+RANKS, DEPTH, WIDTH = 8, 4, 255
+FLOAT, HALF = 4, 2
+OPTIONS: Final[dict[str, dict[str, Any]]] = {
+    "one unit": {"bf16": True},
+    "prefetched": {"bf16": True, "prefetch": True},
+    "views": {"bf16": True, "prefetch": True, "original": True},
+    "kept": {"bf16": True, "strategy": "SHARD_GRAD_OP"},
+    "whole": {"strategy": "NO_SHARD"},
+    "hybrid": {"bf16": True, "strategy": "HYBRID_SHARD"},
+    "offloaded": {"bf16": True, "offload": True},
+    "fp32": {},
+}
+
+
+def padded(elements: int) -> int:
+    """The elements of a flat parameter that is split evenly."""
+    return RANKS * ceil(elements / RANKS)
+
+
+BLOCK, ROOT = padded(8 * WIDTH * WIDTH + 5 * WIDTH), padded(WIDTH * WIDTH + WIDTH)
+MINE = FLOAT * (DEPTH * BLOCK + ROOT) // RANKS
+"""Bytes of this rank's shards in fp32."""
+
+
+def near(amount_bytes: float) -> Any:
+    """Equal but for the activations of one row."""
+    return pytest.approx(amount_bytes, abs=48 * 1024)
+
+
+def test_flat_shards_and_gathered_units(tmp_path: Path) -> None:
+    file = tmp_path / "seen.json"
+    trace_script(SCRIPT, [json.dumps(OPTIONS), str(file)], ranks=RANKS)
+    seen = json.loads(file.read_text())
+    sharded, forward, between, backward = (
+        {name: each[when] - each["before"] for name, each in seen.items()}
+        for when in ("sharded", "forward", "between", "backward")
+    )
+    for name in OPTIONS:
+        held = {"whole": FLOAT * (DEPTH * BLOCK + ROOT), "offloaded": 0}.get(name, MINE)
+        assert sharded[name] == near(held), name  # shards stay in fp32
+        size = FLOAT if "bf16" not in OPTIONS[name] else HALF
+        gathered = 0 if name == "whole" else size * (ROOT + BLOCK)
+        assert forward[name] == near(held + gathered), name
+        left = {"whole": 0, "kept": HALF * (DEPTH * BLOCK + ROOT)}.get(name, size * ROOT)
+        assert between[name] == near(held + left), name
+    gradient = 4 * WIDTH * WIDTH  # of the down projection
+    assert backward["fp32"] == near(MINE + FLOAT * (ROOT + BLOCK + gradient))
+    assert backward["prefetched"] - backward["one unit"] == near(HALF * BLOCK)
+    assert backward["views"] == near(backward["prefetched"])
+    assert seen["fp32"]["stepped"] - seen["fp32"]["before"] == near(4 * MINE)
