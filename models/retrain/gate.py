@@ -50,7 +50,8 @@ class Rule:
         doubtful_coverage: p-value, divided among the parts, below which more jobs above safe than
             the champion's are an objection.
         fewest_rows, fewest_architectures: jobs and architectures that a part needs to decide.
-        fewest_guard_rows: jobs that a guard needs.
+        fewest_guard_rows, fewest_guard_architectures: jobs and architectures that a guard needs: of
+            three architectures the bootstrap calls almost any difference significant.
         draws, seed: number of bootstrap samples, and their seed.
     """
 
@@ -68,6 +69,7 @@ class Rule:
     fewest_rows: int = 20
     fewest_architectures: int = 10
     fewest_guard_rows: int = 15
+    fewest_guard_architectures: int = 5
     draws: int = 2000
     seed: int = 0
 
@@ -155,10 +157,10 @@ def judge(parts: Sequence[Judged], rule: Rule | None = None) -> Verdict:
     on every part that decides.
     """
     rule = rule or Rule()
-    deciding = [part for part in parts if part.decides and _has_enough_jobs(part, rule)]
-    guards = [
-        part for part in parts if part not in deciding and len(part) >= rule.fewest_guard_rows
-    ]
+    least = (rule.fewest_rows, rule.fewest_architectures)
+    deciding = [part for part in parts if part.decides and _has_at_least(part, *least)]
+    least = (rule.fewest_guard_rows, rule.fewest_guard_architectures)
+    guards = [part for part in parts if part not in deciding and _has_at_least(part, *least)]
     if not deciding:
         counts = (
             ", ".join(f"{len(part)} of {part.name}" for part in parts if part.decides) or "none"
@@ -186,11 +188,8 @@ def judge(parts: Sequence[Judged], rule: Rule | None = None) -> Verdict:
     return Verdict(True, better, verdicts)
 
 
-def _has_enough_jobs(part: Judged, rule: Rule) -> bool:
-    return (
-        len(part) >= rule.fewest_rows
-        and len(np.unique(part.architectures)) >= rule.fewest_architectures
-    )
+def _has_at_least(part: Judged, rows: int, architectures: int) -> bool:
+    return len(part) >= rows and len(np.unique(part.architectures)) >= architectures
 
 
 def losses(label_bytes: Array, answers: Array) -> dict[str, Array]:

@@ -69,6 +69,7 @@ def test_the_rule_is_as_documented() -> None:
         "fewest_rows": 20,
         "fewest_architectures": 10,
         "fewest_guard_rows": 15,
+        "fewest_guard_architectures": 5,
         "draws": 2000,
         "seed": 0,
     }
@@ -98,10 +99,15 @@ def test_a_part_decides_with_enough_jobs_and_networks(
     )
 
 
-def test_a_small_part_that_would_decide_is_a_guard_and_a_guard_needs_15_jobs() -> None:
+def test_a_small_part_that_would_decide_is_a_guard_and_a_guard_needs_15_jobs_of_5_networks() -> (
+    None
+):
     better = exact(candidate_safe=10.0)
-    for jobs, promotes in ((14, True), (15, False), (19, False)):
-        worse = exact(candidate=9.5, jobs=jobs)
+    for jobs, networks, promotes in (
+        *((14, 14, True), (15, 15, False), (19, 19, False)),
+        *((40, 4, True), (40, 5, False)),
+    ):
+        worse = exact(candidate=9.5, jobs=jobs, networks=networks)
         assert judge([better, worse]).promote == promotes
     guard = exact(candidate_safe=10.0, decides=False, jobs=40)
     assert judge([guard]).reasons[0].startswith("too few jobs to judge by (none)")
@@ -146,7 +152,9 @@ def test_whole_networks_are_drawn() -> None:
     # of two networks, both draws are the worse one in a quarter of the samples
     guard = exact(candidate_safe=[10.0, 13.0] * 10, decides=False, networks=2)
     with np.errstate(all="raise"):
-        waste = judge([exact(), guard]).parts[1].measures["waste"]
+        waste = (
+            judge([exact(), guard], Rule(fewest_guard_architectures=2)).parts[1].measures["waste"]
+        )
     assert 0.2 < waste.p_not_better < 0.3
 
 
