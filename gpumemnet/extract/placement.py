@@ -597,7 +597,8 @@ class KnownLayouts:
 
 def call_on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operator with a meta tensor in place of every real one."""
-    if not all(tensor.is_meta for tensor in argument_tensors(args, kwargs)):
+    tensors = argument_tensors(args, kwargs)
+    if not all(each.is_meta and type(each).to is _Tensor.to for each in tensors):
         args, kwargs = tree_map_only(torch.Tensor, as_meta, (args, kwargs))
     if func is _GROUPED_PRODUCT and args[0].dtype != torch.bfloat16:
         return _grouped_product(*args, **kwargs)
@@ -648,9 +649,12 @@ def argument_tensors(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[tor
 
 
 def as_meta(tensor: torch.Tensor) -> torch.Tensor:
-    """Return ``tensor``, or a meta tensor with its layout where it is real."""
+    """Return ``tensor``, or a meta tensor with its layout where it is real.
+
+    It is of no class with methods of its own: PyTorch's meta kernels in Python would call them.
+    """
     if tensor.is_meta:
-        return tensor
+        return tensor if type(tensor).to is _Tensor.to else tensor.as_subclass(torch.Tensor)
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
 
 

@@ -71,6 +71,7 @@ _CONSTRUCTORS: Final = TorchName(
 PIN_MEMORY: Final = TorchName(
     "torch:Tensor.pin_memory", "leave tensors of data loaders where they are"
 )
+TENSOR_NEW: Final = TorchName("torch:Tensor.__new__", "make subclasses of tensors from tensors")
 RECORD_STREAM: Final = TorchName(
     "torch:Tensor.record_stream", "accept streams of the simulated GPU"
 )

@@ -64,6 +64,14 @@ CASES = {
         256,
         "aten.bincount was taken to find values below 100",
     ),
+    "ctc_loss": Case(
+        {
+            "parameter": linear(64, 100),
+            "optimizer_state": 2 * linear(64, 100),
+            "input": 4 * 50 * 16 * 64,
+        },
+        50,
+    ),
     "data_parallel": Case({"parameter": LAYERS, "gradient": LAYERS, "optimizer_state": LAYERS}, 64),
     "default_device": Case(
         {

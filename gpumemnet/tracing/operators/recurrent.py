@@ -253,8 +253,57 @@ class _FusedGruCell(torch.autograd.Function):
         return of_input, of_hidden, torch.empty_like(hx), *of_biases
 
 
+def _ctc_loss(
+    original: Callable[..., Any],
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Sequence[int] | Tensor,
+    target_lengths: Sequence[int] | Tensor,
+    blank: int = 0,
+    zero_infinity: bool = False,
+) -> tuple[Tensor, Tensor]:
+    batch = log_probs.shape[1] if log_probs.ndim == 3 else 1
+    if not isinstance(target_lengths, Tensor):
+        longest = max(target_lengths, default=0)
+    elif target_lengths.is_meta:
+        longest = targets.shape[1] if targets.ndim > 1 else targets.numel() // batch
+    else:
+        longest = int(target_lengths.max())
+    loss: tuple[Tensor, Tensor] = _CtcLoss.apply(log_probs, batch, longest, zero_infinity)  # type: ignore[no-untyped-call]
+    return loss
+
+
+class _CtcLoss(torch.autograd.Function):
+    """The operator ``_ctc_loss``, which PyTorch does not support on meta tensors: losses of the
+    batch, and logarithms of a probability for each step, target and blank
+    (``native/cuda/LossCTC.cu``)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, log_probs: Tensor, batch: int, longest: int, zero_infinity: bool
+    ) -> tuple[Tensor, Tensor]:
+        log_alpha = log_probs.new_empty((batch, log_probs.shape[0], 2 * longest + 1))
+        losses = log_probs.new_empty((batch,) if log_probs.ndim == 3 else ())
+        ctx.save_for_backward(log_probs, losses, log_alpha)
+        ctx.zero_infinity = zero_infinity
+        ctx.mark_non_differentiable(log_alpha)
+        return losses, log_alpha
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        log_probs, losses, log_alpha = ctx.saved_tensors
+        log_beta = torch.empty_like(log_alpha)
+        gradient = torch.empty_like(log_probs)
+        del log_beta
+        if ctx.zero_infinity:
+            gradient = torch.where(losses[..., None] == 0, 0, gradient)
+        return gradient, None, None, None
+
+
 OVERRIDES.extend(
     (
+        Override(aten._ctc_loss.default, _ctc_loss),
+        Override(aten._ctc_loss.Tensor, _ctc_loss),
         Override(aten.lstm.input, partial(_layers, "lstm")),
         Override(aten.lstm.data, partial(_packed_layers, "lstm")),
         Override(aten.gru.input, partial(_layers, "gru")),

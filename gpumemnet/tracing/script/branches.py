@@ -101,6 +101,10 @@ def _place(code: CodeType, instruction: int, line: int) -> Place:
     node = found[0] if found else None
     if node is None:
         return Place(name)
+    if isinstance(node, ast.stmt):  # Python gives the jump of a test the place of its statement
+        node = getattr(node, "test", node)
+        while isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            node = node.operand
     place = Place(
         name,
         is_chosen_by=_is_chosen(node, parents),
@@ -214,14 +218,14 @@ class Decisions:
     def decide(self, place: Place, usual: bool, *, is_likely: bool = False) -> bool:
         """Return what the condition at ``place`` is; it is ``usual`` where the code does not tell,
         or where that is likely."""
+        if place.usual is not None and place.is_settled and not place.repeats:
+            return place.usual
         if is_likely and (usual or place.usual is not None):
             return usual
         usual = usual if place.usual is None else place.usual
         if place.repeats:
             self._rounds[place.name] += 1
             return usual != (self._rounds[place.name] % (ROUNDS + 1) == 0)
-        if place.is_settled:
-            return usual
         self.places.setdefault(place.name)
         return usual != self._assumptions.reverse(place.name)
 

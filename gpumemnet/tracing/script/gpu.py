@@ -56,6 +56,7 @@ from gpumemnet.tracing.script.simulated_cuda import (
     cuda_functions,
     cuda_tensor_types,
     swap_for_meta,
+    tensor_new,
 )
 
 _BETWEEN: Final = frozenset({__file__, *names.WRAPPER_FILES})
@@ -487,6 +488,7 @@ def present_gpu(
         ),
         (names.PIN_MEMORY, lambda tensor, device=None: tensor),
         (names.RECORD_STREAM, lambda tensor, stream: None),
+        (names.TENSOR_NEW, tensor_new(names.TENSOR_NEW.value())),
         (names.MODULE_TO, to),
         (names.MODULE_TO_EMPTY, to_empty),
         (names.MODULE_CUDA, lambda module, device=None: to(module, GPU)),

@@ -25,6 +25,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils.data import get_worker_info
 
 from gpumemnet.extract.module_calls import ModulePath, tensors_in
 from gpumemnet.torch_private.names import (
@@ -436,7 +437,7 @@ class ScriptObserver:
 
     def _end_whole_run(self, is_over: bool = False) -> None:
         """End the script if enough of its whole run was seen."""
-        if self.first is None:
+        if self.first is None or get_worker_info() is not None:  # a module that transforms data
             return
         events = self.recorder.now() - len(self.first.events)
         if is_over or events > MORE_EVENTS or monotonic() > self._last_second:

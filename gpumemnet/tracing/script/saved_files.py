@@ -19,6 +19,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -288,6 +289,14 @@ class SavedFiles:
 
     def _undo(self) -> None:
         """Remove the temporary files, and put back what they replaced."""
+        # A deadline, or a data loader whose workers end, would raise amid it.
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGALRM, signal.SIGCHLD))
+        try:
+            self._undo_files()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
+
+    def _undo_files(self) -> None:
         for path in self._temporary:
             path.unlink(missing_ok=True)
         for path in self._opened:  # to write a buffer, perhaps

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import wraps
 from itertools import count
 from types import SimpleNamespace, TracebackType
 from typing import Any, Final
@@ -321,8 +322,28 @@ def cuda_tensor_types() -> list[tuple[TorchName, object]]:
     ]
 
 
+def tensor_new(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return what replaces ``Tensor.__new__``, which cannot make a subclass from a tensor within
+    modes.
+
+    Args:
+        make: ``Tensor.__new__``.
+    """
+
+    @wraps(make)  # Dynamo compares signatures, and this one has none
+    def new(kind: type[Tensor], *args: Any, **named: Any) -> Tensor:
+        if kind is not Tensor and len(args) == 1 and isinstance(args[0], Tensor):
+            return args[0].as_subclass(kind)
+        return make(kind, *args, **named)
+
+    return new
+
+
 def swap_for_meta(tensor: Tensor, fresh: Tensor) -> None:
     """Turn ``tensor`` into the meta tensor ``fresh``; references to it stay valid."""
+    kind = type(tensor)
     put = nn.Parameter(fresh, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fresh
+    if type(put) is Tensor and kind is not Tensor:
+        put = put.as_subclass(kind)
     vars(put).update(vars(tensor))
     torch.utils.swap_tensors(tensor, put)  # type: ignore[no-untyped-call]

@@ -50,6 +50,7 @@ CONDITIONS = {
     "waiting": "while x.norm() > 1: keep = None; keep = block(256)",
     "ended_early": "n = 0\nwhile True:\n    n += 1\n    if x.norm() < 1: break\nkeep = block(256)",
     "check": "assert loss < 100 and x.abs().max() < 1e4\nif loss > 100: raise ValueError\nkeep = block(256)",
+    "equal_copies": 'assert (x == x.clone()).all(), "copies"\nkeep = block(256)',
     "skipped_step": "if loss < 1e6: keep = block(256)\nelse: continue",
 }
 MIXTURE = """import torch

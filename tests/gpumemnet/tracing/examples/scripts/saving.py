@@ -4,6 +4,7 @@ given; ``seen`` holds what other programs would read while it runs."""
 import io
 import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -50,3 +51,16 @@ for _ in range(3):
     torch.save(model.state_dict(), "/nonexistent/model.pt")
     assert torch.load(folder / "last.pt")["model"]["weight"].is_cuda
     assert torch.load(folder / "best.pt", map_location="cpu")["epoch"] == 1
+
+
+def interrupted(path, unlink=os.unlink):  # as where workers of a data loader die meanwhile
+    os.kill(os.getpid(), signal.SIGCHLD)
+    unlink(path)
+
+
+def fail(number, frame):
+    raise RuntimeError
+
+
+signal.signal(signal.SIGCHLD, fail)
+os.unlink = interrupted
