@@ -3,8 +3,9 @@
 Weights have no values in a trace.  ``torch.save`` and ``safetensors.torch.save_file`` still write
 files of the right size that every program can read, with zeros for the missing values; large ones
 are sparse.  What is saved once tensors are on the GPU ends with the trace: it is removed, and what
-it replaced is put back, also where the script renamed or copied it.  What is saved before, such as
-a preprocessed dataset, has its real values and stays.
+it replaced is put back, also where the script renamed or copied it; so are other files that it
+writes over or adds to.  What is saved before, such as a preprocessed dataset, has its real values
+and stays.
 
 A checkpoint that the same run has saved is loaded from memory, as ``torch.load`` would: on the
 device that it was saved from, or on that of ``map_location``.
@@ -49,6 +50,7 @@ _CHUNK_BYTES: Final = 2**20
 _REMOVED: Final = (
     "files that the script saved were removed after the trace: they held zeros in place of weights"
 )
+_PUT_BACK: Final = "files that the script wrote over or added to were put back after the trace"
 _SAFETENSORS_TYPES: Final = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -103,6 +105,8 @@ class SavedFiles:
             if isinstance(mode, str) and "w" in mode and "b" in mode:
                 self._back_up(file)
                 self._opened.add(_path(file))
+            elif isinstance(mode, str) and set(mode) & set("wa+"):
+                self._keep_copy(file)
             return self._open(file, mode, *args, **kwargs)
 
         def renamed(source: Any, target: Any, **kwargs: Any) -> None:
@@ -263,9 +267,27 @@ class SavedFiles:
         elif path in self._opened:
             return  # it is the script's own
         elif path.is_file() and path not in self._backups and os.access(path.parent, os.W_OK):
-            backup = path.with_name(f".{path.name}.before-trace-{self._process}")
+            backup = self._backup_of(path)
             self._rename(path, backup)
             self._backups[path] = backup
+
+    def _keep_copy(self, file: Any) -> None:
+        """Copy a file of the user's, such as a table of results, that is about to be written to;
+        it is put back."""
+        path = _path(file)
+        if not isinstance(path, Path) or os.getpid() != self._process or path in self._opened:
+            return
+        if not path.is_file():
+            self._opened.add(path)  # it is the script's own
+        elif path not in self._backups and self._is_gpu_used() and os.access(path.parent, os.W_OK):
+            backup = self._backup_of(path)
+            shutil.copy2(path, backup)
+            self._backups[path] = backup
+            self._temporary.add(path)
+            self._note(_PUT_BACK)
+
+    def _backup_of(self, path: Path) -> Path:
+        return path.with_name(f".{path.name}.before-trace-{self._process}")
 
     def _follows(self, source: Any, target: Any) -> None:
         if _path(source) in self._temporary:

@@ -49,6 +49,9 @@ for _ in range(3):
     save_file(model.state_dict(), folder / "model.safetensors")
     seen("model.safetensors")
     torch.save(model.state_dict(), "/nonexistent/model.pt")
+    for mode in ("a", "w"):
+        with open(folder / "results.csv", mode) as file:  # noqa: PTH123
+            file.write("1,0.5")
     assert torch.load(folder / "last.pt")["model"]["weight"].is_cuda
     assert torch.load(folder / "best.pt", map_location="cpu")["epoch"] == 1
 
