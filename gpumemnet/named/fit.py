@@ -187,10 +187,10 @@ class _Asked:
     def __init__(self, model: NamedModel, profile: DeviceProfile | None) -> None:
         self.model, self.profile = model, profile
         self.networks: dict[tuple[int, bool], Network] = {}
-        self.peaks: dict[tuple[Method, int], StepPeak] = {}
+        self.peaks: dict[tuple[Method, int, int], StepPeak] = {}
         known = profile or device_profile("A100-80GB")
         self.context = context(known)
-        self.workspace_bytes = known.blas_workspace_bytes
+        self.sizes = known.blas_workspace_bytes, known.multiprocessors
         self.scale = 1.0
         """How far a trace lies above the instant depth."""
         self.traced: tuple[Method, float] | None = None
@@ -235,7 +235,7 @@ class _Asked:
         """The peak of a training step."""
         if method.attention is None:
             method = replace(method, attention=self.kernel(method)[0] or None)
-        key = method, self.workspace_bytes
+        key = (method, *self.sizes)
         if key not in self.peaks:
             self.peaks[key] = step_peak(self.network(method), *key)
         return self.peaks[key]

@@ -17,6 +17,8 @@ from gpumemnet.job.layers import Layer
 
 HEAD: Final = "Head"
 """Name of the last section, which has the logits and the loss."""
+EMBEDDINGS: Final = "Embeddings"
+"""Name of the section that embeds the words."""
 MAX_SIZE: Final = 2**40
 """Largest size that a configuration may state."""
 OLD_GELU: Final = "gelu_new"

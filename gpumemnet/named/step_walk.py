@@ -19,7 +19,15 @@ from numpy.typing import NDArray
 
 from gpumemnet.named.blocks import EAGER
 from gpumemnet.named.methods import Method
-from gpumemnet.named.operators import BLOCK_INPUT, HEAD, IN_PLACE, Network, Operator, Section
+from gpumemnet.named.operators import (
+    BLOCK_INPUT,
+    EMBEDDINGS,
+    HEAD,
+    IN_PLACE,
+    Network,
+    Operator,
+    Section,
+)
 from gpumemnet.physics.element_types import FULL_BYTES, HALF_BYTES
 from gpumemnet.physics.replicas import communicator_bytes
 from gpumemnet.physics.saved_tensors import KIND_RULES
@@ -39,6 +47,9 @@ _REENTRANT_UNTIL: Final = 2026
 _BUCKET_ELEMENTS: Final = 2 * 2 * 10**8
 """Gradients that DeepSpeed's stage 2 reduces at once, in two buffers of the size that its examples
 state (``reduce_bucket_size``)."""
+_BIAS_SUM_BYTES: Final = 2**20
+"""Partial sums of a bias's gradient, for each multiprocessor at most
+(:mod:`gpumemnet.tracing.operators.reductions`)."""
 _GATHERED_UNITS: Final = 2
 """Blocks whose weights FSDP holds at once: the one that runs and the one fetched ahead."""
 
@@ -82,6 +93,13 @@ class _Live:
             peak[place] = max(peak[place], now[place])
         return size
 
+    def pass_through(self, sizes: list[float]) -> None:
+        """Allocates these tensors together, and frees them."""
+        for size in sizes:
+            self.take(size)
+        for size in sizes:
+            self.free(size)
+
     def free(self, size: float) -> None:
         """Frees."""
         if size > 0:
@@ -123,22 +141,23 @@ class BlockMemory:
 class _BlockWalk:
     """Walks through one block, forward and backward."""
 
-    def __init__(self, section: Section, method: Method, stream_bytes: int) -> None:
+    def __init__(self, section: Section, method: Method, multiprocessors: int) -> None:
         self.section, self.method = section, method
         self.batch = method.batch_size
         self.is_inner = section.is_checkpointed
         self.found = BlockMemory()
         self.live = _Live()
-        self.element_bytes = {BLOCK_INPUT: stream_bytes}
+        self.element_bytes = {BLOCK_INPUT: method.outer_bytes}
         self.elements = {BLOCK_INPUT: section.input_elements * self.batch}
         self.needs_gradient = {BLOCK_INPUT: bool(section.input_elements)}
         self.tensors: dict[int, _Buffer] = {}
         self.saved: list[list[_Buffer]] = []
         self.kept: list[int] = []
         self.own: list[float] = []
-        self.temporary = 0.0
+        self.temporary: list[float] = []
         self.records = True
         self.has_fused_logits = False
+        self.bias_sum_bytes = multiprocessors * _BIAS_SUM_BYTES
 
     def walk(self) -> BlockMemory:
         """Returns what the block holds."""
@@ -238,11 +257,11 @@ class _BlockWalk:
         else:
             overwritten.holders += 1
         self.tensors[at] = overwritten
-        self.kept, self.own, self.temporary = [], [], 0.0
+        self.kept, self.own, self.temporary = [], [], []
         if needs:
             self._note_saved(at, operator, widest, has_adapter)
         buffers = [_Buffer(live.take(size)) for size in self.own]
-        live.free(live.take(self.temporary))
+        live.pass_through(self.temporary)
         for source in self.kept:
             if source in self.tensors:
                 self.tensors[source].holders += 1
@@ -283,14 +302,14 @@ class _BlockWalk:
                 self.own.append(FULL_BYTES * elements)
             if self._trains(operator):
                 self.own.append(widest * elements)
-            self.temporary = 2.0 * FULL_BYTES * elements
+            self.temporary = [FULL_BYTES * elements] * 2
         elif kind == "layer_norm":
             if method.is_autocast and widest < FULL_BYTES:
                 self.own.append(FULL_BYTES * elements)
             else:
                 self.kept = sources
         elif kind == "rotary":
-            self.temporary = 0.0 if method.kernels == "liger" else 2.0 * self._bytes(at)
+            self.temporary = [self._bytes(at)] * (0 if method.kernels == "liger" else 2)
         elif kind == "attention":
             self._note_attention(at, operator)
         elif kind == "multiply" and method.kernels == "liger":
@@ -319,11 +338,11 @@ class _BlockWalk:
         inputs = operator.rows * self.batch * operator.width
         matrix = method.matrix_elements(operator) * operator.copies
         cast = compute * inputs if widest > compute else 0
-        self.temporary = cast
+        self.temporary = [cast]
         if self._trains(operator):
             self._keep_input(operator, cast)
         if self._is_dequantised(operator):
-            self.temporary += compute * matrix
+            self.temporary.append(compute * matrix)
             if method.keeps_quantised_inputs:
                 self._keep_input(operator, cast)
         elif method.outer_bytes > compute and not method.quantises(operator, self.is_inner):
@@ -343,8 +362,8 @@ class _BlockWalk:
     def _note_adapter(self, operator: Operator, inputs: int, widest: int) -> None:
         """What the two matrices of an adapter save.
 
-        Without autocast ``peft`` casts the input to the adapter's fp32, so that all of the branch
-        is in fp32.
+        ``peft`` casts the input to the adapter's fp32, and autocast back, so that each adapter saves
+        a copy of its own; without autocast all of the branch is in fp32.
         """
         method, own = self.method, self.own
         outputs = operator.elements * self.batch
@@ -355,11 +374,12 @@ class _BlockWalk:
         if method.lora_dropout:
             own += [inputs, element_bytes * inputs]
         else:
-            self._keep_input(operator, 0 if widest == element_bytes else element_bytes * inputs)
-        self.temporary += 2.0 * element_bytes * outputs
+            is_same = widest == element_bytes == method.adapter_bytes
+            self._keep_input(operator, 0 if is_same else element_bytes * inputs)
+        self.temporary += [element_bytes * outputs] * 2
         if method.method == "dora":
             own += [element_bytes * outputs, method.compute_bytes * outputs]
-            self.temporary += FULL_BYTES * 2.0 * method.matrix_elements(operator)
+            self.temporary += [FULL_BYTES * method.matrix_elements(operator)] * 2
 
     def _scores(self, operator: Operator) -> int:
         """Elements of an attention's scores where it runs in single operations; 0 where not."""
@@ -380,7 +400,7 @@ class _BlockWalk:
         if scores:
             raised = sum(self.elements[source] for source in operator.inputs) * FULL_BYTES
             self.own = [FULL_BYTES * scores, raised if compute < FULL_BYTES else 0]
-            self.temporary = FULL_BYTES * scores
+            self.temporary = [FULL_BYTES * scores]
             return
         self.own = [FULL_BYTES * (operator.elements // operator.width) * self.batch, *copies]
         if method.attention == "memory_efficient":
@@ -402,8 +422,8 @@ class _BlockWalk:
         logits = operator.elements * self.batch
         compute, is_raised = method.compute_bytes, self._raises_loss()
         own_type = FULL_BYTES if method.raises_logits else compute
-        self.temporary = FULL_BYTES * logits if is_raised and compute < FULL_BYTES else 0.0
-        self.temporary += own_type * logits * method.shifts_logits
+        self.temporary = [FULL_BYTES * logits] * (is_raised and compute < FULL_BYTES)
+        self.temporary += [own_type * logits] * method.shifts_logits
         self.own = [self._loss_bytes() * logits]
 
     def _raises_loss(self) -> bool:
@@ -432,9 +452,12 @@ class _BlockWalk:
         self, operator: Operator, gradient: _Buffer, gradients: dict[int, _Buffer]
     ) -> None:
         """One operator's backward pass."""
-        live = self.live
-        temporary = self._backward_temporary(operator)
-        live.take(temporary)
+        live, temporary = self.live, self._backward_temporary(operator)
+        if operator.kind == "loss":  # one of them becomes the gradient of the logits
+            live.pass_through(temporary)
+            temporary = []
+        for size in temporary:
+            live.take(size)
         for source in sorted(set(operator.inputs)):
             if not self.needs_gradient.get(source):
                 continue
@@ -454,37 +477,39 @@ class _BlockWalk:
                 if source in gradients:
                     self._drop(gradients[source])
                 gradients[source] = _Buffer(size)
-        live.free(temporary)
+        for size in temporary:
+            live.free(size)
         self._drop(gradient)
 
-    def _backward_temporary(self, operator: Operator) -> float:
+    def _backward_temporary(self, operator: Operator) -> list[float]:
+        """Tensors that live while the backward pass of this operator runs."""
         method, kind = self.method, operator.kind
         elements = operator.elements * self.batch
         compute = method.compute_bytes
         if kind == "linear":
             matrix = method.matrix_elements(operator) * operator.copies
             inputs = operator.rows * self.batch * operator.width
-            found = 0.0
+            found: list[float] = []
             if self._is_dequantised(operator):
-                found += compute * matrix
+                found.append(compute * matrix)
             if max(self.element_bytes.get(each, 0) for each in operator.inputs) > compute:
-                found += compute * inputs  # before it is cast to the input's type
+                found.append(compute * inputs)  # before it is cast to the input's type
             if method.is_target(operator, self.is_inner):
                 wide = compute if method.is_autocast else method.adapter_bytes
-                found += max(wide * elements, wide * inputs)
+                found.append(max(wide * elements, wide * inputs))
             if self._is_fused_head(operator):
-                found += self._fused_loss_bytes(operator)
+                found.append(self._fused_loss_bytes(operator))
+            if self._trains(operator) and operator.parameters > matrix:
+                found.append(min(2.0 * FULL_BYTES * elements, self.bias_sum_bytes))
             return found
         if kind == "rms_norm":
             is_liger = method.kernels == "liger"
-            return (compute if is_liger else _NORM_TEMPORARIES * FULL_BYTES) * elements
+            return [compute * elements] if is_liger else [FULL_BYTES * elements] * _NORM_TEMPORARIES
         if kind == "attention":
             return self._attention_temporary(operator, elements)
-        if kind == "loss":
-            if method.kernels != "none" or method.library == "litgpt":  # by chunks
-                return 0.0
-            return 2.0 * self._loss_bytes() * elements  # of the logarithms, and of the logits
-        return 0.0
+        if kind == "loss" and method.kernels == "none" and method.library != "litgpt":
+            return [self._loss_bytes() * elements] * 2  # of the logarithms, and of the logits
+        return []
 
     def _fused_loss_bytes(self, operator: Operator) -> float:
         """Logits of one chunk and their gradients (Liger: as many chunks as the vocabulary is wider
@@ -494,13 +519,13 @@ class _BlockWalk:
         chunk = -(-rows // -(-vocabulary // operator.width))
         return chunk * vocabulary * (2 * FULL_BYTES + HALF_BYTES)
 
-    def _attention_temporary(self, operator: Operator, elements: int) -> float:
+    def _attention_temporary(self, operator: Operator, elements: int) -> list[float]:
         scores = self._scores(operator)
         if scores:
-            return 2.0 * FULL_BYTES * scores
+            return [FULL_BYTES * scores] * 2
         grouped = any(self.elements.get(each, elements) < elements for each in operator.inputs)
-        copies = 2.0 * self.method.compute_bytes if grouped else 0.0
-        return (FULL_BYTES + copies) * elements
+        copies = [self.method.compute_bytes * elements] * (2 * grouped)
+        return [FULL_BYTES * elements, *copies]
 
 
 @dataclass(frozen=True, slots=True)
@@ -543,15 +568,18 @@ PARTS: Final = (
 )
 
 
-def step_peak(network: Network, method: Method, workspace_bytes: float) -> StepPeak:
+def step_peak(
+    network: Network, method: Method, workspace_bytes: float, multiprocessors: int
+) -> StepPeak:
     """Finds the peak of a training step.
 
     Args:
         network: the model, at the sequence length of ``method``.
         method: how it is trained.
         workspace_bytes: of cuBLAS, for each of the two threads of a training process.
+        multiprocessors: of the GPU.
     """
-    return _Step(network, method, workspace_bytes).peak()
+    return _Step(network, method, workspace_bytes, multiprocessors).peak()
 
 
 @dataclass(frozen=True, slots=True)
@@ -588,23 +616,28 @@ def _segments(moments: list[Amounts]) -> float:
 class _Step:
     """Adds the blocks of a network up."""
 
-    def __init__(self, network: Network, method: Method, workspace_bytes: float) -> None:
+    def __init__(
+        self, network: Network, method: Method, workspace_bytes: float, multiprocessors: int
+    ) -> None:
         self.method = method
         self.blocks: list[tuple[Section, BlockMemory]] = []
-        stream = method.outer_bytes
         for section in network.sections:
-            block = _BlockWalk(section, method, stream).walk()
+            block = _BlockWalk(section, method, multiprocessors).walk()
             if method.checkpointing and section.is_checkpointed:
-                block.plain = _BlockWalk(section, method, stream).walk_without_gradients()
+                block.plain = _BlockWalk(section, method, multiprocessors).walk_without_gradients()
             self.blocks.append((section, block))
         self.counted = self.blocks
         """All blocks, and what the head shares with the embedding once less."""
         if network.tied_parameters:
             shared = Section("tied", -1)
             shared.add("embedding", (), 0, parameters=network.tied_parameters)
-            walk = _BlockWalk(shared, method, stream)
+            walk = _BlockWalk(shared, method, multiprocessors)
             walk.note_parameters()
             self.counted = [*self.blocks, (shared, walk.found)]
+        self.tied = tensors(0)
+        """Gradients of a shared embedding from its two readers, while they become one."""
+        if network.tied_parameters and not method.has_adapters:
+            self.tied = tensors(network.tied_parameters * method.outer_bytes, 2.0)
         self.shares = method.gpus if method.is_sharded else 1
         self.workspace_bytes = 2.0 * workspace_bytes
         is_raised = method.is_sharded and method.is_autocast and not method.has_adapters
@@ -650,9 +683,12 @@ class _Step:
         are one position too small.
         """
         method, last = self.method, self.blocks[-1][0].operators[-1]
-        if not (method.shifts_logits and method.raises_logits) or method.kernels != "none":
+        if not method.shifts_logits or method.kernels != "none":
             return 0.0
-        return FULL_BYTES * last.elements * method.batch_size
+        if method.is_autocast and not method.raises_logits:  # it fits where the logits were
+            return 0.0
+        own_type = FULL_BYTES if method.raises_logits else method.compute_bytes
+        return own_type * last.elements * method.batch_size
 
     def _resident(self) -> dict[str, Amounts]:
         """What stays from step to step."""
@@ -702,6 +738,8 @@ class _Step:
             for number in sorted({0, last}):
                 gradients = later + created * (last - number + 1.0)
                 held = before + kept * (number + recomputes) + peak + gradients + gathered
+                if section.name == EMBEDDINGS:
+                    held = held + self.tied
                 if self.holds_inputs and recomputes:
                     held += kept * (2.0 * (last - number))
                 name = f"backward pass of {section.name}"
