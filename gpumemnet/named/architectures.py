@@ -119,7 +119,7 @@ class _Assembly:
         vision = self.config.get("vision_config")
         if style.is_causal and isinstance(vision, Mapping):
             self.sections.insert(-1, vision_tower(vision, self.stack.hidden))
-        return Network(tuple(self.sections), self.tied, is_causal=style.is_causal)
+        return Network(tuple(self.sections), self.tied, style.is_causal, style.recomputes)
 
     def _stack(self, part: str) -> Stack:
         """The blocks of the ``text``, the ``vision`` or ``sound`` encoder, or of a ``decoder`` that

@@ -46,6 +46,7 @@ class Style:
         shares_blocks: whether all blocks have the weights of the first.
         extra_positions: rows of the embedding of positions beyond the longest sequence.
         class_tokens: positions of an image beside its patches.
+        recomputes: whether ``transformers`` can recompute the blocks.
         is_cut: whether longer sequences are cut to the longest one.
     """
 
@@ -72,6 +73,7 @@ class Style:
     shares_blocks: bool = False
     extra_positions: int = 0
     class_tokens: int = 0
+    recomputes: bool = True
     is_cut: bool = False
 
 

@@ -186,7 +186,7 @@ class _Asked:
 
     def __init__(self, model: NamedModel, profile: DeviceProfile | None) -> None:
         self.model, self.profile = model, profile
-        self.networks: dict[tuple[int, bool], Network] = {}
+        self.networks: dict[tuple[int, bool, int], Network] = {}
         self.peaks: dict[tuple[Method, int, int], StepPeak] = {}
         known = profile or device_profile("A100-80GB")
         self.context = context(known)
@@ -218,14 +218,21 @@ class _Asked:
         """Whether the model has blocks that can be recomputed."""
         return any(section.is_checkpointed for section in self.network(method).sections)
 
+    def recomputes(self, method: Method) -> bool:
+        """Whether its library can do that."""
+        return self.has_blocks(method) and self.network(method).recomputes
+
     def network(self, method: Method) -> Network:
         """The model at the size of a method's samples."""
         extracted = self.model.extracted
         size = method.sequence_length if self.reads_tokens else method.resolution or 0
-        key = size, method.library == "litgpt"
+        key = size, method.library == "litgpt", method.year
+        config = self.model.config
+        if method.year >= FUSED_EXPERTS_SINCE and config.get("transformers_5_ties_lm_head"):
+            config = {**config, "tie_word_embeddings": True}
         if key not in self.networks:
             self.networks[key] = (
-                network(self.model.config, size, is_joined=key[1])
+                network(config, size, is_joined=key[1])
                 if extracted is None
                 else extracted_network(extracted, size)
             )
@@ -451,7 +458,7 @@ def _with_defaults(asked: _Asked, stated: Mapping[str, Any]) -> Method:
     if quantised.get("quant_method") in ("gptq", "awq"):
         values.setdefault("quantisation", "gptq")
     method = Method(**values)
-    return method if asked.has_blocks(method) else replace(method, checkpointing=False)
+    return method if asked.recomputes(method) else replace(method, checkpointing=False)
 
 
 def _answer(asked: _Asked, method: Method, notes: list[str], traced: ExactPeak | None) -> FitAnswer:
@@ -542,6 +549,8 @@ def _notes(asked: _Asked, built: Network, method: Method) -> Iterator[str]:
         yield "shards of trained weights are in fp32, as accelerate makes them"
     if asked.kind == "diffusers":
         yield "of the pipeline, this network alone: text encoders and VAE are computed beforehand"
+    if not built.recomputes:
+        yield "transformers cannot recompute the blocks of this model"
     if asked.kind == "wav2vec2":
         yield f"a token is 20 ms: samples of {method.sequence_length / 50:.0f} seconds"
     if "vision_config" in model.config:
@@ -556,7 +565,7 @@ def _table(asked: _Asked, method: Method) -> Iterator[dict[str, Any]]:
         methods = (method.method,)
     own = getattr(method, field)
     for name in methods:
-        for checkpointing in (True, False) if asked.has_blocks(method) else (False,):
+        for checkpointing in (True, False) if asked.recomputes(method) else (False,):
             row = replace(method, method=name, checkpointing=checkpointing)
             sizes = {
                 str(value): asked.safe(replace(row, **{field: value}))
@@ -651,7 +660,7 @@ def _steps(asked: _Asked, method: Method) -> Iterator[dict[str, Any]]:
     """Single changes, in the order of their costs."""
     if method.kernels == "none" and asked.reads_tokens and asked.model.extracted is None:
         yield {"kernels": "liger"}
-    if not method.checkpointing and asked.has_blocks(method):
+    if not method.checkpointing and asked.recomputes(method):
         yield {"checkpointing": True}
     if method.optimizer in ("adam", "adamw"):
         yield {"optimizer": "paged_adamw_8bit"}

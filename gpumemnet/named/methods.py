@@ -38,7 +38,8 @@ MAX_SEQUENCE_LENGTH: Final = 2**24
 MAX_RESOLUTION: Final = 2**14
 MAX_RANK: Final = 2**14
 FUSED_EXPERTS_SINCE: Final = 2026
-"""Year from which ``transformers`` (5.0) keeps the experts of a layer in one parameter."""
+"""Year from which ``transformers`` (5.0) keeps the experts of a layer in one parameter, and ties the
+head of later T5 models."""
 _SMALLEST_QUANTISED_STATE: Final = 4096
 """Elements of the smallest parameter whose optimizer state bitsandbytes keeps in 8 bits
 (``min_8bit_size``)."""
@@ -196,8 +197,10 @@ class Method:
 
     def is_target(self, operator: Operator, is_inner: bool) -> bool:
         """Whether this linear layer has an adapter."""
-        if not self.has_adapters or operator.kind != "linear" or operator.copies > 1:
+        if not self.has_adapters or operator.kind != "linear":
             return False
+        if operator.copies > 1 and operator.parameters % self.matrix_elements(operator):
+            return False  # ``peft`` has no adapters for experts with a bias
         if self.lora_target == ALL_LINEAR:
             return is_inner
         asked = self.lora_target.split(",")
@@ -207,7 +210,10 @@ class Method:
     def adapter_elements(self, operator: Operator) -> tuple[int, ...]:
         """Elements of the parameters of a layer's adapter."""
         inputs, outputs = operator.width, operator.elements // operator.rows
-        pair = (inputs * self.lora_rank, outputs * self.lora_rank)
+        rank = self.lora_rank * operator.copies
+        if operator.copies > 1 and operator.name == "gate_up_proj":
+            rank *= 2  # ``peft`` joins the adapters of both
+        pair = (inputs * rank, outputs * rank)
         return (*pair, outputs) if self.method == "dora" else pair
 
     def weight_bytes(self, operator: Operator, is_inner: bool) -> tuple[float, ...]:

@@ -153,11 +153,13 @@ class Network:
         sections: in the order of the forward pass.
         tied_parameters: parameters of the head that are those of the embedding.
         is_causal: whether attention reads earlier positions only.
+        recomputes: whether its library can recompute blocks.
     """
 
     sections: tuple[Section, ...]
     tied_parameters: int = 0
     is_causal: bool = True
+    recomputes: bool = True
 
     @property
     def parameters(self) -> int:

@@ -33,6 +33,7 @@ from gpumemnet.physics.replicas import communicator_bytes
 from gpumemnet.physics.saved_tensors import KIND_RULES
 from gpumemnet.physics.step_memory import (
     BLOCK_CLASSES,
+    BLOCK_TOPS,
     block_bytes,
     class_of_block,
     segment_cost,
@@ -367,6 +368,11 @@ class _BlockWalk:
         """
         method, own = self.method, self.own
         outputs = operator.elements * self.batch
+        if operator.copies > 1:  # ``ParamWrapper`` adds the product to the weights of all experts
+            matrices = method.matrix_elements(operator) * operator.copies
+            own.append(method.base_bytes * matrices)
+            self.temporary.append(method.compute_bytes * matrices)
+            return
         element_bytes = method.compute_bytes if method.is_autocast else method.adapter_bytes
         own.append(element_bytes * operator.rows * self.batch * method.lora_rank)
         if operator.name == "qkv_proj" and method.copies_parts:  # index_copy saves what it copies
@@ -588,28 +594,38 @@ class _Moment:
 
     name: str
     held: Amounts
-    gradients: float = 0.0
+    gradients: Amounts
     logits: float = 0.0
 
 
-def _segments(moments: list[Amounts]) -> float:
+def _segments(moments: list[_Moment]) -> float:
     """Bytes of segments that serve these moments, in their order and again.
 
     A tensor takes what is free in segments of its class, then in those of larger classes, which the
-    allocator splits; the smallest class has a pool of its own.
+    allocator splits; the smallest class has a pool of its own.  Gradients stay where they are until
+    the step ends, so that segments that they split serve no tensor of their own class again.
     """
     reserved = [0.0] * BLOCK_CLASSES
-    for _, *costs in moments * 2:
-        spare = 0.0
+    for moment in moments * 2:
+        if moment is moments[0]:
+            split, moved = [0.0] * BLOCK_CLASSES, [0.0] * BLOCK_CLASSES
+        spare = [0.0] * BLOCK_CLASSES
         for at in range(BLOCK_CLASSES - 1, 0, -1):
-            missing = costs[at] - reserved[at]
-            if missing <= 0:
-                spare -= missing
-                continue
-            taken = min(missing, spare)
-            spare -= taken
-            reserved[at] += missing - taken
-        reserved[0] = max(reserved[0], costs[0])
+            # Gradients fill one segment after another: what is split counts as whole segments.
+            whole = -(-split[at] // BLOCK_TOPS[at - 1]) * BLOCK_TOPS[at - 1]
+            missing = moment.held[at + 1] - moved[at] - max(reserved[at] - whole, 0.0)
+            spare[at] = max(-missing, 0.0)
+            stays = moment.gradients[at + 1] - moved[at]
+            for larger in range(at + 1, BLOCK_CLASSES):
+                taken = min(max(missing, 0.0), spare[larger])
+                spare[larger] -= taken
+                missing -= taken
+                kept = min(taken, max(stays, 0.0))
+                stays -= kept
+                split[larger] += kept
+                moved[at] += kept
+            reserved[at] += max(missing, 0.0)
+        reserved[0] = max(reserved[0], moment.held[1])
     return sum(reserved)
 
 
@@ -635,9 +651,9 @@ class _Step:
             walk.note_parameters()
             self.counted = [*self.blocks, (shared, walk.found)]
         self.tied = tensors(0)
-        """Gradients of a shared embedding from its two readers, while they become one."""
+        """The sum of a shared embedding's gradients, while those of its two readers are there."""
         if network.tied_parameters and not method.has_adapters:
-            self.tied = tensors(network.tied_parameters * method.outer_bytes, 2.0)
+            self.tied = tensors(network.tied_parameters * method.outer_bytes)
         self.shares = method.gpus if method.is_sharded else 1
         self.workspace_bytes = 2.0 * workspace_bytes
         is_raised = method.is_sharded and method.is_autocast and not method.has_adapters
@@ -663,13 +679,13 @@ class _Step:
         stays = sum(resident.values(), tensors(0))
         allocated = stays[0] + peak.held[0]
         stays = stays + tensors(self.workspace_bytes / 2, 2.0)
-        reserved = sum(stays[1:]) + _segments([each.held for each in moments])
+        reserved = sum(stays[1:]) + _segments(moments)
         reserved += self._misfit_bytes()
         sizes = {name: amounts[0] for name, amounts in resident.items()}
-        sizes["gradients_bytes"] += peak.gradients
+        sizes["gradients_bytes"] += peak.gradients[0]
         shared = communicator_bytes((self.method.gpus,)) + self.bucket_bytes
         sizes |= {
-            "activations_bytes": peak.held[0] - peak.gradients - peak.logits,
+            "activations_bytes": peak.held[0] - peak.gradients[0] - peak.logits,
             "logits_bytes": peak.logits,
             "workspace_bytes": self.workspace_bytes + shared,
             "fragmentation_bytes": max(reserved - allocated - self.workspace_bytes, 0.0),
@@ -724,7 +740,7 @@ class _Step:
         forward: list[_Moment] = []
         backward: list[_Moment] = []
         before = tensors(0)
-        later = self._new_gradients()
+        later = self._new_gradients() + self.tied * self._gradient_copies
         for section, block in self.blocks:
             kept, last = self._kept(section, block), section.count - 1
             created = block.gradients * self._gradient_copies
@@ -733,7 +749,7 @@ class _Step:
             running = block.forward if block.plain is None else block.plain
             logits = self._logits(section, block)
             held = before + kept * last + running + gathered
-            forward.append(_Moment(f"forward pass of {section.name}", held, 0.0, logits))
+            forward.append(_Moment(f"forward pass of {section.name}", held, tensors(0), logits))
             peak = np.maximum(block.backward, block.forward) if recomputes else block.backward
             for number in sorted({0, last}):
                 gradients = later + created * (last - number + 1.0)
@@ -743,7 +759,7 @@ class _Step:
                 if self.holds_inputs and recomputes:
                     held += kept * (2.0 * (last - number))
                 name = f"backward pass of {section.name}"
-                backward.append(_Moment(name, held, gradients[0], logits))
+                backward.append(_Moment(name, held, gradients, logits))
             before = before + kept * section.count
         return [*forward, *backward[::-1], self._optimizer_step()]
 
@@ -789,4 +805,4 @@ class _Step:
         copies = method.step_copies() * self.growth / self.shares
         if method.parallel == "zero2":  # the gradients in fp32, for the copies of the weights
             copies += FULL_BYTES / method.outer_bytes / method.gpus
-        return _Moment("optimizer step", gradients + self._new_gradients(copies), gradients[0])
+        return _Moment("optimizer step", gradients + self._new_gradients(copies), gradients)
