@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.job.layers import Layer
 
 HEAD: Final = "Head"
 """Name of the last section, which has the logits and the loss."""
@@ -165,39 +164,6 @@ class Network:
     def parameters(self) -> int:
         """Parameter elements, each counted once."""
         return sum(section.parameters for section in self.sections) - self.tied_parameters
-
-    def layers(self) -> tuple[Layer, ...]:
-        """The layers of a :class:`~gpumemnet.job.training_job.TrainingJob`."""
-        found: list[Layer] = []
-        blocks = 0
-        for section in self.sections:
-            plain = [layer for each in section.operators for layer in _layers_of(each)]
-            for _ in range(section.count):
-                blocks += section.is_checkpointed
-                number = blocks if section.is_checkpointed else 0
-                found += [each._replace(trains=each.parameters > 0, block=number) for each in plain]
-        if self.tied_parameters:
-            last = found[-1]
-            found[-1] = last._replace(parameters=last.parameters - self.tied_parameters)
-        return tuple(found)
-
-
-def _layers_of(operator: Operator) -> list[Layer]:
-    """What :mod:`gpumemnet.extract` sees of an operator: some are several layers."""
-    elements, parameters = operator.elements, operator.parameters
-    if operator.kind == "loss":
-        return []
-    if operator.kind == "rms_norm":
-        return [Layer("rms_norm", elements), Layer("multiply", elements, parameters)]
-    if operator.kind == "rotary":
-        halves = [Layer("other", elements // 2), Layer("concatenate", elements)]
-        return [
-            Layer("multiply", elements),
-            *halves,
-            Layer("multiply", elements),
-            Layer("add", elements),
-        ]
-    return [Layer(operator.kind, elements, parameters)]
 
 
 def count_of(config: Mapping[str, Any], *names: str, default: int | None = None) -> int:
