@@ -209,11 +209,9 @@ def _read(keys: _Keys, kind: str) -> TrainerFile:
     if name == "Trainer" and kind in _YAML and not keys.has("block_size"):
         name = "TRL"
     table = trainers[name]
-    rules = table.get("rules", ())
-    keys.read.update(each.partition("=")[0] for stated, _ in rules for each in stated.split())
-    changes = {"method": "full"} | effects(rules, keys.values)
-    changes |= _READERS[name](keys, changes["method"]) if name in _READERS else {}
-    keys.costing += [changes.pop("costing")] if "costing" in changes else []
+    changes = _changes(keys, table)
+    if name == "litgpt":
+        changes |= _litgpt(keys)
     fields: dict[str, Any] = {}
     for each, key in table["fields"].items():
         if each.startswith("lora_") and (each in changes or changes["method"] == "full"):
@@ -229,6 +227,11 @@ def _read(keys: _Keys, kind: str) -> TrainerFile:
             keys.costing.append("the reference model of preferences")
     if "sharding" in table:
         fields |= _sharding(keys, table["sharding"])
+    flags = table.get("targets", {}) if changes["method"] != "full" else {}
+    layers = [layer for flag, (layer, default) in flags.items() if keys.flag(flag, default)]
+    if layers:
+        layers = [*filter(None, [fields.get("lora_target")]), *layers]
+        fields["lora_target"] = ",".join(layers)
     fields |= {each: value for each, value in changes.items() if value is not None}
     model = keys.get(table["model"])
     return TrainerFile(
@@ -238,6 +241,56 @@ def _read(keys: _Keys, kind: str) -> TrainerFile:
         keys.defaults,
         *_named(keys, table),
     )
+
+
+def _changes(keys: _Keys, table: dict[str, Any]) -> dict[str, Any]:
+    """Fields of the method by the rules of a trainer."""
+    if "needed" in table and not keys.has(table["needed"]):
+        raise keys.wrong(table["needed"], "is missing: the file trains nothing")
+    for pattern, key, reason in table.get("refused", ()):
+        if states(keys.values, pattern):
+            raise keys.wrong(key, reason)
+    for names, default in table.get("noted", {}).items():
+        keys.get(names, default)
+    rules = list(table["rules"])
+    if "sharding" in table:
+        _zero_stage(keys)
+        rules = [*_tables()["common"]["rules"], *rules]
+    keys.read.update(each.partition("=")[0] for stated, _ in rules for each in stated.split())
+    found: dict[str, Any] = {"method": "full", **table["defaults"], **effects(rules, keys.values)}
+    keys.costing += [found.pop("costing")] if "costing" in found else []
+    if "weights" not in found:
+        return found
+    return _precision(found.pop("weights"), found.pop("compute")) | found
+
+
+def _precision(weights: str, compute: str) -> dict[str, Any]:
+    """Fields for the type in which weights are loaded, and the type of autocast, if any."""
+    is_full = weights == "float32"
+    precision = "amp_bf16" if compute else "fp32"
+    if not is_full:
+        precision = "bf16"
+    return {
+        "precision": "amp_fp16" if compute == "fp16" else precision,
+        "has_autocast": bool(compute),
+        "frozen_bytes": FULL_BYTES if is_full else HALF_BYTES,
+        "raises_frozen": is_full,
+    }
+
+
+def _litgpt(keys: _Keys) -> dict[str, Any]:
+    """Its batches are stated of all GPUs together."""
+    is_pretraining = keys.has("model_name")
+    devices = keys.get("devices", 1)
+    gpus = devices * (keys.count("num_nodes") or 1) if type(devices) is int else None
+    batch = keys.count("train.micro_batch_size", 4 if is_pretraining else 1) or 1
+    whole = keys.count("train.global_batch_size", 512 if is_pretraining else 16) or 1
+    return {
+        "batch_size": batch,
+        "gradient_accumulation": max(whole // (batch * (gpus or 1)), 1),
+        "checkpointing": gpus != 1 and not is_pretraining,
+        "gpus": gpus,
+    }
 
 
 def _value(keys: _Keys, each: str, names: str, default: Any = None) -> dict[str, Any]:
@@ -333,114 +386,3 @@ def _zero_stage(keys: _Keys) -> int | None:
     if name and stage is None:
         keys.costing.append(f"deepspeed={name} (not found, counted as DDP)")
     return keys.values.setdefault(key, stage) if stage is not None else None
-
-
-# ---- what each trainer does in its own way
-
-
-def _precision(weights: str, compute: str) -> dict[str, Any]:
-    """Fields for the type in which weights are loaded, and the type of autocast, if any."""
-    is_full = weights in ("float32", "fp32")
-    precision = "amp_bf16" if compute else "fp32"
-    if not is_full:
-        precision = "bf16"
-    return {
-        "precision": "amp_fp16" if compute == "fp16" else precision,
-        "has_autocast": bool(compute),
-        "frozen_bytes": FULL_BYTES if is_full else HALF_BYTES,
-        "raises_frozen": is_full,
-    }
-
-
-def _compute(keys: _Keys, default: bool | None = None) -> str:
-    """The type of autocast by two flags."""
-    is_brain = keys.flag("bf16 bfloat16", default)
-    is_half = keys.flag("fp16 float16") and keys.values.get("bf16") is not True
-    return "fp16" if is_half else "bf16" if is_brain else ""
-
-
-def _transformers(keys: _Keys, method: str) -> dict[str, Any]:
-    return _precision(keys.text("dtype torch_dtype", "auto"), _compute(keys))
-
-
-def _trl(keys: _Keys, method: str) -> dict[str, Any]:
-    weights = keys.text("dtype torch_dtype", "float32")
-    changes = _precision(weights, _compute(keys, default=True))
-    if any(states(keys.values, each) for each in _tables()["trainers"]["TRL"]["pairs"]):
-        return changes
-    keys.get("loss_type", "nll, in chunks")
-    return changes | {"kernels": "liger" if keys.flag("use_liger_kernel") else "fused_loss"}
-
-
-def _llama_factory(keys: _Keys, method: str) -> dict[str, Any]:
-    if keys.has("export_dir", "infer_backend"):
-        raise keys.wrong("", "trains nothing: it exports a model or runs it")
-    keys.get("finetuning_type", "lora")
-    keys.count("quantization_bit")
-    is_pure = keys.flag("pure_bf16")
-    is_raised = method == "full" and not is_pure and _zero_stage(keys) != 3
-    return {
-        **_precision("float32" if is_raised else "bfloat16", "" if is_pure else _compute(keys)),
-        "checkpointing": not keys.flag("disable_gradient_checkpointing", default=False),
-    }
-
-
-def _axolotl(keys: _Keys, method: str) -> dict[str, Any]:
-    if keys.text("adapter") not in ("", "lora", "qlora"):
-        raise keys.wrong("adapter", "must be lora or qlora")
-    compute = _compute(keys, default=True)
-    return _precision("bfloat16" if compute else "float32", compute)
-
-
-def _torchtune(keys: _Keys, method: str) -> dict[str, Any]:
-    if not keys.has("optimizer"):
-        raise keys.wrong("optimizer", "is missing: the file trains nothing")
-    names = list(keys.get("model.lora_attn_modules") or ())
-    names += ["w1", "w2", "w3"] if keys.flag("model.apply_lora_to_mlp") else []
-    names += ["lm_head"] if keys.flag("model.apply_lora_to_output") else []
-    keys.values["model.lora_attn_modules"] = names
-    keys.get("tokenizer.max_seq_len", "that of the data")
-    weights = keys.text("dtype", "fp32")
-    return {
-        **_precision(weights, ""),
-        "raises_frozen": False,
-        "adapter_bytes": FULL_BYTES if weights == "fp32" else HALF_BYTES,
-    }
-
-
-def _litgpt(keys: _Keys, method: str) -> dict[str, Any]:
-    is_pretraining = keys.has("model_name")
-    precision = keys.text("precision", "bf16-mixed")
-    compute, _, kind = precision.partition("-")
-    weights = "float32" if kind == "mixed" or compute == "32" else "bfloat16"
-    autocast = {"16": "fp16"}.get(compute, compute) if kind == "mixed" else ""
-    layers = [
-        layer
-        for name, layer in _tables()["trainers"]["litgpt"]["targets"].items()
-        if method != "full" and keys.flag(name, name in ("lora_query", "lora_value") or None)
-    ]
-    devices = keys.get("devices", 1)
-    gpus = devices * (keys.count("num_nodes") or 1) if type(devices) is int else None
-    batch = keys.count("train.micro_batch_size", 4 if is_pretraining else 1) or 1
-    whole = keys.count("train.global_batch_size", 512 if is_pretraining else 16) or 1
-    keys.get("train.max_seq_length", "that of the data")
-    return {
-        **_precision(weights, autocast),
-        "raises_frozen": False,
-        "adapter_bytes": FULL_BYTES if weights == "float32" else HALF_BYTES,
-        "lora_target": ",".join(layers) or None,
-        "batch_size": batch,
-        "gradient_accumulation": max(whole // (batch * (gpus or 1)), 1),
-        "checkpointing": gpus != 1 and not is_pretraining,
-        "gpus": gpus,
-    }
-
-
-_READERS: Final = {
-    "torchtune": _torchtune,
-    "litgpt": _litgpt,
-    "axolotl": _axolotl,
-    "LLaMA-Factory": _llama_factory,
-    "TRL": _trl,
-    "Trainer": _transformers,
-}

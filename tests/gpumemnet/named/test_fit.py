@@ -201,6 +201,21 @@ def test_bitsandbytes_leaves_experts_that_are_one_parameter() -> None:
     assert any("experts' weights stay" in note for note in new.notes)
 
 
+@pytest.mark.parametrize(
+    ("model", "elements"),
+    [("Qwen/Qwen3-30B-A3B", 996_507_648), ("allenai/OLMoE-1B-7B-0924", 189_284_352)],
+)
+def test_experts_have_the_adapters_that_peft_gives_them(model: str, elements: int) -> None:
+    assert fit(model, method="lora").trained_parameters == elements
+
+
+def test_blocks_that_transformers_cannot_recompute_are_not_counted_so() -> None:
+    answer = fit("albert/albert-base-v2")
+    assert not answer.method.checkpointing
+    assert any("cannot recompute" in note for note in answer.notes)
+    assert {row["checkpointing"] for row in answer.table} == {False}
+
+
 def test_full_fine_tuning_trains_every_parameter() -> None:
     answer = fit("FacebookAI/roberta-large", sequence_length=512)
     assert answer.trained_parameters == answer.parameters
