@@ -645,7 +645,7 @@ class _Step:
         self.counted = self.blocks
         """All blocks, and what the head shares with the embedding once less."""
         if network.tied_parameters:
-            shared = Section("tied", -1)
+            shared = Section("tied", -1, is_checkpointed=False)
             shared.add("embedding", (), 0, parameters=network.tied_parameters)
             walk = _BlockWalk(shared, method, multiprocessors)
             walk.note_parameters()
@@ -740,12 +740,16 @@ class _Step:
         forward: list[_Moment] = []
         backward: list[_Moment] = []
         before = tensors(0)
+        if self.shares > 1:  # from one buffer of all
+            outside = self._gathered(Section("", 1, is_checkpointed=False), BlockMemory())
+            held = outside + tensors(outside[0])
+            forward.append(_Moment("gathering of weights", held, before))
         later = self._new_gradients() + self.tied * self._gradient_copies
         for section, block in self.blocks:
             kept, last = self._kept(section, block), section.count - 1
             created = block.gradients * self._gradient_copies
             later = later - created * section.count
-            gathered, recomputes = self._gathered(block), block.plain is not None
+            gathered, recomputes = self._gathered(section, block), block.plain is not None
             running = block.forward if block.plain is None else block.plain
             logits = self._logits(section, block)
             held = before + kept * last + running + gathered
@@ -754,6 +758,7 @@ class _Step:
             for number in sorted({0, last}):
                 gradients = later + created * (last - number + 1.0)
                 held = before + kept * (number + recomputes) + peak + gradients + gathered
+                held = held + self._unreduced(section, block)
                 if section.name == EMBEDDINGS:
                     held = held + self.tied
                 if self.holds_inputs and recomputes:
@@ -788,16 +793,34 @@ class _Step:
         sums = (block.gradients * (section.count * copies) for section, block in self.counted)
         return sum(sums, tensors(0))
 
-    def _gathered(self, block: BlockMemory) -> Amounts:
-        """Weights that sharded training gathers while a block runs, in the type of the computation,
-        with the gradients before they are reduced."""
+    def _gathered(self, section: Section, block: BlockMemory) -> Amounts:
+        """Weights that sharded training gathers while a block runs, in the type of the computation.
+
+        What lies outside of the blocks is one group, which stays (``fully_shard`` of the model).
+        """
         if self.shares == 1:
             return tensors(0)
-        found = block.weights * _GATHERED_UNITS + block.gradients
-        for section, outer in self.blocks:
-            if not section.is_checkpointed and outer is not block:
-                found = found + outer.weights
-        return found
+        blocks = block.weights * (_GATHERED_UNITS * section.is_checkpointed)
+        return (blocks + self._outside("weights")) * min(
+            self.method.compute_bytes / self.method.outer_bytes, 1.0
+        )
+
+    def _unreduced(self, section: Section, block: BlockMemory) -> Amounts:
+        """Gradients of whole weights in sharded training, and their copies for the reduction."""
+        if self.shares == 1 or section.name == HEAD:
+            return tensors(0)
+        if section.is_checkpointed:
+            return block.gradients * self.growth + self._outside("gradients")
+        return tensors(self._outside("gradients")[0] * self.growth)
+
+    def _outside(self, name: str) -> Amounts:
+        """Weights or gradients outside of the blocks, shared ones once."""
+        outer = (
+            getattr(block, name) * section.count
+            for section, block in self.counted
+            if not section.is_checkpointed
+        )
+        return sum(outer, tensors(0))
 
     def _optimizer_step(self) -> _Moment:
         gradients = self._new_gradients()
