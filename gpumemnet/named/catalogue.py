@@ -110,9 +110,10 @@ def search_names(text: str, most: int) -> list[NamedModel]:
 def find_in_catalogue(name: str) -> NamedModel | None:
     """The model of this name in the catalogue, if any: reads no other file, and asks no hub."""
     if name.startswith(_LIBRARIES):
-        entry = _image_networks().get(name)
+        network = name.partition(".")[0]  # timm's weights have a tag
+        entry = _image_networks().get(network)
         if entry is not None:
-            return _entry_model(name, name, entry, "the catalogue, extracted from the library")
+            return _entry_model(name, network, entry, "the catalogue, extracted from the library")
     return _as_original(name, _by_key().get(name.casefold()))
 
 
@@ -161,10 +162,11 @@ def find_model(name: str) -> NamedModel:
         if cached is not None:
             return _from_file(cached, name)
         # a copy, as of unsloth and NousResearch
-        found = _as_original(name, _by_key().get(name.casefold().rpartition("/")[2]))
+        copied = name.casefold().rpartition("/")[2].removesuffix("-bnb-4bit")
+        found = _as_original(name, _by_key().get(copied.removesuffix("-unsloth")))
         if found is not None:
             return found
-    remedy = "give the path of its config.json, or a hub id with huggingface_hub installed"
+    remedy = "give the path of its config.json, or install huggingface_hub and let it reach the hub"
     raise unknown_model(name, remedy)
 
 

@@ -50,6 +50,7 @@ from gpumemnet.physics.attention_kernels import (
     choose_kernel,
     obstacle,
 )
+from gpumemnet.physics.element_types import HALF_BYTES
 from gpumemnet.units import GIB, MIB, ceil_mib
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ _SHOWN_CHANGES: Final = 3
 _SHORT: Final = 512
 """Tokens of a sample that is not offered in half."""
 _CHANGES: Final[dict[Any, str]] = {
+    "frozen_bytes": "a base in 16 bits (costs nothing)",
     "kernels": "Liger kernels (costs nothing)",
     "checkpointing": "gradient checkpointing (a third slower)",
     "optimizer": "8-bit AdamW, paged",
@@ -79,6 +81,7 @@ _CHANGES: Final[dict[Any, str]] = {
 }
 """What changes, a field or its value → what to do, and what it costs."""
 _OPTIONS: Final = {
+    "frozen_bytes": "--precision {precision}",
     "kernels": "--kernels {kernels}",
     "checkpointing": "--checkpointing",
     "optimizer": "--optimizer {optimizer}",
@@ -371,15 +374,20 @@ def fit(
         file = read_trainer_file(model)
         if file is not None:
             stated |= {**file.method, **({} if count is None else {"gpus": count})}
-            notes += file.notes()
+            if "precision" in method:  # overrides the type in which the file loads a base
+                stated.pop("frozen_bytes", None)
+            notes += file.notes(count)
         model = find_model(base_model or _stated_model(model, file))
     try:
         asked = _Asked(model, profile)
         how = _with_defaults(asked, stated | method)
         _check_targets(asked.network(how), how)
         if how.adapter and not exact:
+            kept = ", ".join(json.loads(how.adapter).get("modules_to_save") or ())
             notes.append(
-                f"counted as LoRA of rank {how.lora_rank}; --exact builds the adapter itself"
+                f"counted as LoRA of rank {how.lora_rank}"
+                + (f" without trained copies of {kept}, so too low" if kept else "")
+                + "; --exact builds the adapter itself"
             )
         if "parallel" in method and how.gpus == 1:
             notes.append(f"{how.parallel} is for several GPUs: name them, as in --gpu 8xH100")
@@ -610,7 +618,7 @@ def _longest_sequence(asked: _Asked, method: Method) -> int | None:
     """Up to what the model can read."""
     if asked.profile is None or not asked.reads_tokens:
         return None
-    most = min(asked.model.longest or MAX_SEQUENCE_LENGTH, MAX_SEQUENCE_LENGTH)
+    most = max(asked.model.longest or MAX_SEQUENCE_LENGTH, method.sequence_length)
     return _largest(lambda tokens: asked.is_safe(replace(method, sequence_length=tokens)), most)
 
 
@@ -658,6 +666,8 @@ def _changes(asked: _Asked, method: Method) -> Iterator[Change]:
 
 def _steps(asked: _Asked, method: Method) -> Iterator[dict[str, Any]]:
     """Single changes, in the order of their costs."""
+    if method.has_adapters and method.frozen_bytes > HALF_BYTES and not method.is_quantised:
+        yield {"frozen_bytes": HALF_BYTES}
     if method.kernels == "none" and asked.reads_tokens and asked.model.extracted is None:
         yield {"kernels": "liger"}
     if not method.checkpointing and asked.recomputes(method):

@@ -52,8 +52,8 @@ class TrainerFile:
     costing: tuple[str, ...]
     unknown: tuple[str, ...]
 
-    def notes(self) -> Iterator[str]:
-        """Sentences for the answer."""
+    def notes(self, gpus: int | None) -> Iterator[str]:
+        """Sentences for the answer to who names some number of GPUs, or none."""
         stated = ", ".join(f"{key} {value}" for key, value in self.defaults.items())
         yield f"a file of {self.trainer}" + (f"; its defaults: {stated}" if stated else "")
         named = {
@@ -64,7 +64,8 @@ class TrainerFile:
         for text, keys in named.items():
             if keys:
                 yield f"{text}: {', '.join(keys)}"
-        if "gpus" not in self.method and self.method.get("parallel", "ddp") != "ddp":
+        stated = gpus or self.method.get("gpus")
+        if stated is None and self.method.get("parallel", "ddp") != "ddp":
             yield "the file does not say how many GPUs; one, unless --gpu says 8xH100"
 
 
@@ -212,6 +213,8 @@ def _read(keys: _Keys, kind: str) -> TrainerFile:
     changes = _changes(keys, table)
     if name == "litgpt":
         changes |= _litgpt(keys)
+    if name == "TRL" and keys.has("num_generations", "max_completion_length"):
+        changes |= _grpo(keys)
     fields: dict[str, Any] = {}
     for each, key in table["fields"].items():
         if each.startswith("lora_") and (each in changes or changes["method"] == "full"):
@@ -276,6 +279,14 @@ def _precision(weights: str, compute: str) -> dict[str, Any]:
         "frozen_bytes": FULL_BYTES if is_full else HALF_BYTES,
         "raises_frozen": is_full,
     }
+
+
+def _grpo(keys: _Keys) -> dict[str, Any]:
+    """Its batch counts completions, each behind its prompt."""
+    keys.costing.append("the generation of completions")
+    prompt = keys.count("max_prompt_length", 512) or 0
+    keys.values["max_length"] = prompt + (keys.count("max_completion_length", 256) or 0)
+    return {"batch_size": keys.count("per_device_train_batch_size", 8), "kernels": None}
 
 
 def _litgpt(keys: _Keys) -> dict[str, Any]:

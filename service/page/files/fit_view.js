@@ -107,7 +107,8 @@ function showTable(answer, question) {
 
 function cell(bytes, available, isAsked) {
   const fits = available === null ? null : bytes <= available;
-  const words = (bytes / 2 ** 30).toLocaleString("en-GB", { maximumFractionDigits: bytes < 100 * 2 ** 30 ? 1 : 0 });
+  const digits = bytes < 100 * 2 ** 30 ? 1 : 0;
+  const words = (bytes / 2 ** 30).toLocaleString("en-GB", { minimumFractionDigits: digits, maximumFractionDigits: digits });
   const kind = fits === null ? "" : fits ? " fits" : " over";
   return element("td", { class: `count${kind}${isAsked ? " asked" : ""}` },
     fits === null ? words : `${words} ${fits ? "✓" : "✕"}`, isAsked ? element("span", { class: "unseen" }, " (asked)") : null);

@@ -46,6 +46,20 @@ T5 = {
     "vocab_size": 8000,
     "tie_word_embeddings": True,
 }
+VISION: dict[str, Any] = {"depth": 2, "hidden_size": 256, "num_heads": 4, "out_hidden_size": 512}
+TOWER: dict[str, Any] = {
+    "model_type": "qwen2_5_vl",
+    "vision_config": VISION,
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 8000,
+    "qkv_bias": True,
+    "tie_word_embeddings": False,
+}
+PIXART = "PixArt-alpha/PixArt-Sigma-XL-2-1024-MS"
 FLUX = "black-forest-labs/FLUX.2-klein-base-4B"
 SCALES = {"peft_type": "IA3", "target_modules": ["to_q"], "feedforward_modules": []}
 NEEDED = ("transformers", "peft", "bitsandbytes", "diffusers")
@@ -69,7 +83,12 @@ def test_both_depths_agree(config: dict[str, object], method: str, tmp_path: Pat
 @pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
 @pytest.mark.parametrize(
     ("model", "method", "trained"),
-    [(T5, "full", None), (FLUX, SCALES, 5 * 3072)],
+    [
+        (T5, "full", None),
+        (TOWER, "full", None),
+        (PIXART, "full", None),
+        (FLUX, SCALES, 5 * 3072),
+    ],
 )
 def test_models_and_adapters_of_other_kinds_are_traced(
     model: str | dict[str, object],
@@ -107,3 +126,34 @@ def test_what_cannot_be_traced_has_the_instant_answer(
     assert "not traced" in note
     assert reason in note
     assert exact == instant
+
+
+@pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
+@pytest.mark.parametrize(
+    "config",
+    [
+        {
+            "model_type": "falcon",
+            "new_decoder_architecture": True,
+            "parallel_attn": True,
+            "tie_word_embeddings": True,
+            "hidden_size": 1024,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 2,
+            "intermediate_size": 4096,
+            "vocab_size": 8000,
+        },
+        {**MIXTURE, "model_type": "mixtral", "num_local_experts": 8},
+    ],
+)
+def test_a_quantised_base_is_the_same_at_both_depths(
+    config: dict[str, object], tmp_path: Path
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    asked: dict[str, Any] = {"method": "qlora", "lora_target": "q_proj,query_key_value"}
+    weights = [
+        fit(str(path), exact=each, **asked).parts["base_weights_bytes"] for each in (True, False)
+    ]
+    assert weights[0] == pytest.approx(weights[1], rel=0.03)

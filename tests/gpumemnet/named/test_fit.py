@@ -197,8 +197,29 @@ def test_a_gpu_without_bf16_is_named(gpu: str) -> None:
 def test_bitsandbytes_leaves_experts_that_are_one_parameter() -> None:
     mixtral = "mistralai/Mixtral-8x7B-v0.1"
     old, new = (fit(mixtral, method="qlora", year=year) for year in (2025, 2026))
-    assert old.parts["base_weights_bytes"] < 30e9 < 85e9 < new.parts["base_weights_bytes"]
-    assert any("experts' weights stay" in note for note in new.notes)
+    left = fit(mixtral, method="qlora", raises_frozen=False)
+    weights = [each.parts["base_weights_bytes"] for each in (old, left, new)]
+    assert weights[0] < 30e9 < 85e9 < weights[1] < 100e9 < 180e9 < weights[2]
+    assert any("experts' weights stay in 32 bits" in note for note in new.notes)
+
+
+def test_a_tag_of_timm_and_a_quantised_copy_are_known_by_their_originals() -> None:
+    assert find_model("timm/resnet50.a1_in1k").parameters == find_model("timm/resnet50").parameters
+    copy = find_model("unsloth/Llama-3.2-3B-Instruct-unsloth-bnb-4bit")
+    assert copy.source == "the catalogue, as meta-llama/Llama-3.2-3B"
+
+
+def test_trained_copies_that_are_not_counted_are_named() -> None:
+    adapter = {"peft_type": "LORA", "r": 8, "modules_to_save": ["lm_head"]}
+    notes = fit(QWEN, method=adapter).notes
+    assert any("without trained copies of lm_head, so too low" in note for note in notes)
+
+
+def test_a_sample_longer_than_the_model_was_made_for_is_within_the_limit() -> None:
+    answer = fit("gpt2", sequence_length=4096, gpu="A100-80GB")
+    assert answer.longest_sequence is not None
+    assert answer.fits
+    assert answer.longest_sequence >= 4096
 
 
 @pytest.mark.parametrize(

@@ -245,6 +245,28 @@ def test_preferences_are_pairs_beside_a_reference_model(tmp_path: Path) -> None:
     assert found.costing == ("the reference model of preferences",)
 
 
+def test_completions_of_grpo_are_samples_as_long_as_prompt_and_answer(tmp_path: Path) -> None:
+    stated = (
+        "model_name_or_path: Qwen/Qwen2.5-0.5B\nnum_generations: 4\nmax_completion_length: 1000"
+    )
+    file = read(tmp_path, stated)
+    assert (file.trainer, file.method["sequence_length"], file.method["batch_size"]) == (
+        *("TRL", 1512, 8),
+    )
+    assert "the generation of completions" in file.costing
+
+
+def test_a_base_that_the_file_loads_in_fp32_is_the_first_to_change(tmp_path: Path) -> None:
+    path = tmp_path / "sft.yaml"
+    keys = ["use_peft: true", "max_length: 1024", "per_device_train_batch_size: 1"]
+    path.write_text("\n".join(["model_name_or_path: Qwen/Qwen3-8B", *keys]))
+    answer = gpumemnet.fit(str(path), gpu="L4")
+    change = answer.changes[0]
+    assert change.options.startswith("--precision amp_bf16")
+    halved = gpumemnet.fit(str(path), gpu="L40S", precision="amp_bf16")
+    assert halved.parts["base_weights_bytes"] < 0.6 * answer.parts["base_weights_bytes"]
+
+
 def test_a_deepspeed_file_beside_it_gives_the_stage(tmp_path: Path) -> None:
     config = {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}
     (tmp_path / "shards.json").write_text(json.dumps(config))
