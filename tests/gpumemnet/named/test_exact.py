@@ -53,8 +53,8 @@ TOWER: dict[str, Any] = {
     "hidden_size": 512,
     "intermediate_size": 1024,
     "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
     "vocab_size": 8000,
     "qkv_bias": True,
     "tie_word_embeddings": False,
@@ -144,7 +144,7 @@ def test_what_cannot_be_traced_has_the_instant_answer(
             "intermediate_size": 4096,
             "vocab_size": 8000,
         },
-        {**MIXTURE, "model_type": "mixtral", "num_local_experts": 8},
+        MIXTURE,
     ],
 )
 def test_a_quantised_base_is_the_same_at_both_depths(
