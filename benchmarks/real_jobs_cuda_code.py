@@ -296,7 +296,9 @@ def _trace_of(row: Measurement) -> tuple[nn.Module, ModelInputs, TraceOptions, P
     document = json.loads(row.architecture)
     network = build(document)
     freeze(network, json.loads(row.options)["frozen"])
-    options = TraceOptions(**row.job.options.job_fields() | {"attention_kernel": None})
+    options = TraceOptions(
+        **row.job.options.job_fields() | {"attention_kernel": None}, keeps_names=False
+    )
     inputs = inputs_from_example(sample(document, row.job.batch_size), None)
     return network, inputs, options, Platform.of(device_profile(GPU), options)
 

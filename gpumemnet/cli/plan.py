@@ -139,7 +139,7 @@ def plan(
     check_plot(plot)
     if out is not None:
         check_writable(out, "out")
-    chosen = training_settings(settings or (), ("zero_grad",))
+    chosen = training_settings(settings or (), ("zero_grad", "keeps_names"))
     options = TraceOptions(
         optimizer=optimizer,
         precision=precision,

@@ -208,7 +208,7 @@ def trace(
                     parallel=parallel,
                     ranks=ranks,
                     best_effort=best_effort,
-                    **training_settings(settings or (), ("zero_grad",)),
+                    **training_settings(settings or (), ("zero_grad", "keeps_names")),
                 ),
                 inputs=inputs or (),
                 arguments=named_values(argument or (), "arg"),

@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Timer
 from typing import Any, Final, NoReturn
 from unittest.mock import patch
 
@@ -33,6 +34,9 @@ from gpumemnet.units import MIB
 _REQUEST: Final = "request.json"
 _TRAINED: Final = signal.SIGUSR1
 """Sent to the process that a trace began with, once another has an answer."""
+
+
+_ENOUGH_ANSWERS: Final = 4
 
 
 class Programs:
@@ -58,11 +62,9 @@ class Programs:
         """Write why this process, which the trace did not begin with, cannot be traced."""
         (self._folder / f"{os.getpid()}.error").write_text(str(error))
 
-    def answer(self) -> dict[str, Any] | None:
-        """The answer for the first process that has one."""
-        found = sorted(self._folder.glob("*.answer"), key=lambda file: file.stat().st_mtime)
-        document: dict[str, Any] | None = json.loads(found[0].read_text()) if found else None
-        return document
+    def answers(self) -> list[dict[str, Any]]:
+        """The answers for the processes that have one."""
+        return [json.loads(file.read_text()) for file in self._folder.glob("*.answer")]
 
     def error(self) -> str:
         """Why a process that was started could not be traced; empty if all could."""
@@ -173,12 +175,32 @@ def _run_as_it_is(python: str, words: Sequence[str]) -> NoReturn:
 
 
 @contextmanager
-def stopped_by_answer(stop: Callable[[], None]) -> Iterator[None]:
-    """Context in which ``stop`` is called when another process has an answer."""
-    before = signal.signal(_TRAINED, lambda number, frame: stop())
+def stopped_by_answer(stop: Callable[[], None], seconds: float) -> Iterator[None]:
+    """Context in which ``stop`` is called once other processes have enough answers, or one has and
+    ``seconds`` bring no other."""
+    answers, is_over = 0, False
+
+    def over() -> None:
+        nonlocal is_over
+        is_over = True
+        os.kill(os.getpid(), _TRAINED)
+
+    def answered(number: int, frame: object) -> None:
+        nonlocal answers, timer
+        answers += 1
+        timer.cancel()
+        if is_over or answers == _ENOUGH_ANSWERS:
+            stop()
+        else:
+            timer = Timer(seconds, over)
+            timer.start()
+
+    timer = Timer(seconds, over)
+    before = signal.signal(_TRAINED, answered)
     try:
         yield
     finally:
+        timer.cancel()
         signal.signal(_TRAINED, before)
 
 

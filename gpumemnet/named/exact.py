@@ -106,6 +106,7 @@ def exact_peak(
         attention_kernel=method.attention,
         parallel="none" if method.gpus == 1 else _PARALLEL[method.parallel],
         ranks=method.gpus,
+        keeps_names=False,  # the steps of Trainer and of litgpt are functions
     )
     request = {
         "name": model.name,

@@ -17,11 +17,11 @@ import torch
 
 from gpumemnet.torch_private.names import FUNCTION_MODES, TorchName
 
-TORCH_FOLDER: Final = str(Path(torch.__file__).parent)
+TORCH_FOLDER: Final = f"{Path(torch.__file__).parent}/"
 DEVICE_READERS: Final = (
-    f"{TORCH_FOLDER}/utils/tensorboard",
+    f"{TORCH_FOLDER}utils/tensorboard",
     *(
-        f"{TORCH_FOLDER}/distributed/fsdp/{name}.py"
+        f"{TORCH_FOLDER}distributed/fsdp/{name}.py"
         for name in ("_flat_param", "_init_utils", "_runtime_utils", "fully_sharded_data_parallel")
     ),
 )
@@ -29,13 +29,11 @@ DEVICE_READERS: Final = (
 """Its code writes nothing of a meta tensor."""
 LAYERS_FOLDER: Final = str(Path(torch.nn.modules.__file__).parent)
 LBFGS_FILE: Final = inspect.getfile(torch.optim.LBFGS)
-WRAPPER_FILES: Final = frozenset(
-    {f"{TORCH_FOLDER}/overrides.py", f"{TORCH_FOLDER}/utils/_device.py"}
-)
+WRAPPER_FILES: Final = frozenset({f"{TORCH_FOLDER}overrides.py", f"{TORCH_FOLDER}utils/_device.py"})
 """Files of PyTorch that stand between a caller and a function mode; the last is ``with
 torch.device(…)``."""
 METHOD_FILES: Final = tuple(
-    f"{TORCH_FOLDER}/{name}.py" for name in ("_tensor", "_ops", "functional", "_jit_internal")
+    f"{TORCH_FOLDER}{name}.py" for name in ("_tensor", "_ops", "functional", "_jit_internal")
 )
 """Files of PyTorch with functions of tensors that are written in Python."""
 
@@ -85,6 +83,8 @@ MODULE_CALL: Final = TorchName("torch.nn:Module.__call__", "record passes that r
 COMPILE: Final = TorchName("torch:compile", "trace what is not compiled")
 JIT_TRACE: Final = TorchName("torch.jit:trace", "trace what is not compiled")
 SAVE: Final = TorchName("torch:save", "write files with zeros for weights without values")
+STATE_DICTS: Final = "torch.distributed.checkpoint.state_dict"
+"""Module of the functions that gather what is saved of several ranks."""
 FAKE_TENSORS: Final = TorchName(
     "torch._subclasses.fake_tensor:FakeTensorMode", "write files with zeros that take no memory"
 )

@@ -79,7 +79,7 @@ class TraceOptions(TrainingOptions):
         best_effort: whether to continue with a guess where the model needs the values of tensors,
             see :class:`~gpumemnet.tracing.missing_values.GuessedValues`.
         keeps_names: whether batch, output and loss of a step stay alive until the next step
-            replaces them, as in a loop that is not inside a function.
+            replaces them, as in a loop that calls no function for each step.
         last_batch_size: samples in the last batch of an epoch, if it is smaller.  Two further steps
             run, one of that size and one of the full size, because the allocator's cache then holds
             blocks for both.
@@ -102,7 +102,7 @@ class TraceOptions(TrainingOptions):
     zero_grad: str = ZERO_GRAD[0]
     parallel: str = PARALLEL[0]
     best_effort: bool = False
-    keeps_names: bool = False
+    keeps_names: bool = True
     last_batch_size: int | None = None
     forward_passes_first: int = 0
     weight_decay: float | None = None
@@ -291,7 +291,7 @@ def trace(
     nesterov: bool = False,
     clip_norm: float | None = None,
     tf32: bool = True,
-    keeps_names: bool = False,
+    keeps_names: bool = True,
     last_batch_size: int | None = None,
     context_mib: int | None = None,
     allocator: AllocatorSettings | None = None,
@@ -338,7 +338,7 @@ def trace(
         tf32: whether fp32 convolutions may run on TF32 tensor cores
             (``torch.backends.cudnn.allow_tf32``).
         keeps_names: whether batch, output and loss of a step live until the next step replaces
-            them, as in a loop outside of a function.
+            them, as in most loops; ``False`` for a loop that calls a function for each step.
         last_batch_size: samples in the last batch of an epoch, where it is smaller.
         context_mib: CUDA context of the process in MiB; the GPU's usual one by default.
         allocator: settings of the caching allocator; PyTorch's defaults by default.

@@ -2,7 +2,7 @@
 ``--best-effort`` guess.
 
 Each guess is a note that names the operator and the line.  There are four guesses.  A value that is
-read is 1.  A condition is true.  An operator that selects elements by their values selects all of
+read is 1.  A condition is true, unless it leads to an error.  An operator that selects elements by their values selects all of
 them.  An operator that is not PyTorch's own and does not describe its output returns a tensor like
 its first argument.
 """
@@ -10,18 +10,23 @@ its first argument.
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import FrameType
 from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+import gpumemnet
 from gpumemnet.extract.placement import NEEDS_VALUES, READS_VALUE_BELOW, MissingValues, one
 from gpumemnet.sandbox.user_code import UnknownValueError
+from gpumemnet.torch_private import script as names
 from gpumemnet.torch_private.names import aten, schema, tree_leaves
+from gpumemnet.tracing.script.branches import Place, place_of
 
 _CONDITIONS: Final = frozenset({"__bool__", "__contains__"})
 _ARRAYS: Final = frozenset({"tolist", "numpy", "__array__"})
@@ -29,6 +34,21 @@ _MAX_VALUES: Final = 2**24
 """Largest number of values that are made up for one tensor, in host memory."""
 _MAX_TIMES: Final = 10_000
 """How often one line may ask for a condition: it may be a loop that waits for another value."""
+
+
+_BETWEEN: Final = (*gpumemnet.__path__, *names.WRAPPER_FILES, *names.METHOD_FILES)
+"""Files that stand between the code that reads a value and :class:`ReadValues`."""
+
+
+def running_place() -> Place | None:
+    """Return the place in the script or in a library of models that reads a value; ``None`` in
+    PyTorch itself."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
+        frame = frame.f_back
+    if frame is None or frame.f_code.co_filename.startswith(names.TORCH_FOLDER):
+        return None
+    return place_of(frame)
 
 
 class GuessedValues(MissingValues):
@@ -44,14 +64,16 @@ class GuessedValues(MissingValues):
         if self._scalars_are_factors and kind == "item":
             return one(tensor.dtype)
         if kind in _CONDITIONS:
-            where = self._note(function, "was taken to be true")
+            place = running_place()
+            taken = place is None or place.repeats or not place.is_settled or bool(place.usual)
+            where = self._note(function, f"was taken to be {str(taken).lower()}")
             self._conditions[where] += 1
             if self._conditions[where] > _MAX_TIMES:
                 raise UnknownValueError(
                     function,
-                    f"was taken to be true {_MAX_TIMES:,} times, and the code does not end",
+                    f"was taken to be {str(taken).lower()} {_MAX_TIMES:,} times, and the code does not end",
                 )
-            return True
+            return taken
         if kind in _ARRAYS:
             if tensor.numel() > _MAX_VALUES:
                 raise UnknownValueError(function, NEEDS_VALUES)

@@ -49,6 +49,7 @@ CONVOLUTION_WORKSPACE: Final = "convolution"
 CONVOLUTION_SEARCH: Final = "convolution_benchmark"
 """Kind of what cuDNN takes when it searches for the fastest algorithm
 (``torch.backends.cudnn.benchmark``)."""
+_OF_STEPS: Final = ("forward", "backward", "optimizer")
 STEADY_STEPS: Final = 3
 """How often the replay repeats the last step; the measured loop stops when reserved bytes are
 steady, after 3 to 10 steps."""
@@ -290,7 +291,7 @@ def phases_of(
                 live -= timeline.storages[~event].size_bytes
         later = "a later step" if 0 < first_steps < phase.step else ""
         what = step_names.get(phase.step, later)
-        name = f"{phase.name} of {what}" if what and phase.name != "evaluation" else phase.name
+        name = f"{phase.name} of {what}" if what and phase.name in _OF_STEPS else phase.name
         if name not in found or peak > found[name].requested_bytes:
             found[name] = PhasePeak(name, phase.step, peak)
     return tuple(found.values())

@@ -1,9 +1,9 @@
 """The training loop that is traced: build the model, alone on its GPU or as one of several replicas
 or shards, then run forward pass, loss, backward pass and optimizer, without a GPU.
 
-It follows the loop that the dataset builder measures.  The batch is copied from the host for every
-microbatch.  Batch, output and loss stay alive until the step ends.  Gradients are dropped
-(``set_to_none``) where ``zero_grad`` says.
+The batch is copied from the host for every microbatch.  Batch, output and loss stay alive until the
+next step replaces them, as in most loops, or until the step ends, as in the loop that the dataset
+builder measures.  Gradients are dropped (``set_to_none``) where ``zero_grad`` says.
 """
 
 from __future__ import annotations
@@ -169,6 +169,10 @@ def _sharding_note(ranks: int, groups: int, dtype: torch.dtype | None) -> str:
     return f"the first of {ranks:,} ranks, which holds the largest shards: fully_shard in {groups:,} groups{gathered}"
 
 
+_NAMES: Final = (
+    "batch, output and loss of a step live until the next step replaces them, as in most loops; "
+    "keeps_names=False is for a loop that calls a function for each step."
+)
 AUTOCAST: Final[dict[str, torch.dtype]] = {
     name: getattr(torch, type_) for name, type_ in AUTOCAST_TYPES.items()
 }
@@ -290,7 +294,7 @@ class _TrainingRun:
         self.recorder = new_recorder(modules, platform)
         self.phase = "the model's construction"
         self.loss_text = ""
-        self.notes: list[str] = []
+        self.notes = [_NAMES] if options.keeps_names else []
 
     @property
     def path(self) -> str:

@@ -27,7 +27,11 @@ def fake_tensor_parts(subject: Subject) -> Mapping[str, int]:
     """Peak of forward pass and ``output.sum().backward()``, with no optimizer."""
     training = subject.training()
     options = TraceOptions(
-        optimizer="sgd", loss=_sum, zero_grad="after_step", best_effort=training.options.best_effort
+        optimizer="sgd",
+        loss=_sum,
+        zero_grad="after_step",
+        best_effort=training.options.best_effort,
+        keeps_names=False,
     )
     return _peak_parts(training, options)
 

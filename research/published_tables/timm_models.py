@@ -44,6 +44,7 @@ OPTIONS: Final = TraceOptions(
     optimizer_implementation="foreach",
     cudnn_benchmark=True,
     loss="cross_entropy",
+    keeps_names=False,
     own_optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=2e-5, foreach=True),
 )
 """The defaults of timm's ``train.py``.  With weight decay, the ``foreach`` SGD adds a copy of all

@@ -96,8 +96,9 @@ def traceable(
     )
     changed = {
         "attention_kernel": attention_kernel,
-        "checkpointing": "none",
-    }  # the network checkpoints its blocks itself
+        "checkpointing": "none",  # the network checkpoints its blocks itself
+        "keeps_names": False,  # the measured loop is a function
+    }
     options = TraceOptions(
         **planned.options.job_fields() | changed, loss=_loss(members, architecture, batch_size)
     )

@@ -1,11 +1,11 @@
 """Traces a script at several batch sizes, and finds what sets its batch size: an argument of its
-command line, or constants in its code.
+command line, constants in its code, or where the number is met as it runs.
 
-An argument is found by its name, which holds ``batch`` or is what the code passes on as
-``batch_size``, and by its value, which is the number of samples that the model got. If no argument
-is given, the script's ``add_argument`` calls are read for one with that default, then its code for
-constants of that value with such a name, as in ``batch_size = 64`` or ``DataLoader(data,
-batch_size=64)``.
+An argument is found by its name, which holds ``batch``, and by its value, which is the number of
+samples that the model got.  If none is given, the number is changed wherever a parser of arguments,
+or a file of YAML or JSON, has it under such a name, and where data loaders are made with it.
+Constants in the code with such a name and value, as in ``batch_size = 64``, are changed if no parser
+or file has the number.
 
 Each run is a process of its own, forked before the script began.
 """
@@ -16,11 +16,11 @@ import ast
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing import Pipe
 from pathlib import Path
-from types import CodeType
+from types import CodeType, MappingProxyType
 from typing import Any, Final
 
 from gpumemnet.errors import ExtractError, GpumemnetError
@@ -28,8 +28,9 @@ from gpumemnet.extract.factory import compile_file
 from gpumemnet.sandbox.user_code import fault_sentence
 from gpumemnet.tracing.api import ExtraResults
 from gpumemnet.tracing.model_tracer import BatchMemory, BatchTraces
-from gpumemnet.tracing.result import TraceAnswer
+from gpumemnet.tracing.result import BatchPoint, TraceAnswer
 from gpumemnet.tracing.script.run import ScriptCall, ScriptRun, result_of_script, run_script
+from gpumemnet.units import MIB
 
 _OPTION: Final = "--batch-argument"
 _NUMBER: Final = re.compile(r"[0-9]{1,9}", re.ASCII)
@@ -41,9 +42,9 @@ class BatchSetting:
     """What sets the batch size.
 
     Attributes:
-        name: the argument, such as ``--batch-size``; empty for constants in the code.
+        name: the argument, such as ``--batch-size``; empty for others.
         value: its value in the run that was traced.
-        lines: lines of the constants.
+        lines: lines of constants in the code; empty for what is changed as the script runs.
     """
 
     name: str
@@ -53,7 +54,9 @@ class BatchSetting:
     @property
     def sentence(self) -> str:
         """What other batch sizes were set by."""
-        where = self.name or f"constants on line {', '.join(map(str, self.lines))}"
+        where = self.name or "its arguments, configuration files and data loaders"
+        if self.lines:
+            where = f"constants on line {', '.join(map(str, self.lines))}"
         return f"other batch sizes were set by {where} ({self.value:,} here)"
 
     def arguments(self, given: Sequence[str], batch_size: int) -> list[str]:
@@ -74,7 +77,7 @@ class BatchSetting:
         Raises:
             ExtractError: it cannot be read, or is no Python.
         """
-        if self.name:
+        if not self.lines:
             return compile_file(file)
         tree = ast.parse(file.read_bytes())
         for constant in _constants(tree, self.value):
@@ -83,7 +86,11 @@ class BatchSetting:
 
 
 def find_setting(
-    file: Path, arguments: Sequence[str], batch_size: int, name: str | None = None
+    file: Path,
+    arguments: Sequence[str],
+    batch_size: int,
+    name: str | None = None,
+    met: Mapping[int, bool] = MappingProxyType({}),
 ) -> BatchSetting:
     """Return what sets the batch size of a script.
 
@@ -93,39 +100,33 @@ def find_setting(
         batch_size: samples that its model got.
         name: the argument that sets it, if the user names one; it may count other things than
             samples of one step.
+        met: batch sizes that were met as it ran → whether under a name, not in a data loader alone.
 
     Raises:
         ExtractError: says what was found, and how to name the argument.
     """
     tree = ast.parse(file.read_bytes())
-    given, defaults = (
-        {place.name: place.value for place in _values(arguments)},
-        dict(_defaults(tree)),
-    )
+    given = {place.name: place.value for place in _values(arguments)}
     if name is not None:
-        value = given.get(name, defaults.get(name))
+        value = given.get(name)
         if value is None:
             raise ExtractError(
                 f"{_OPTION}: the value of {name} is unknown: give it among the script's arguments"
             )
         return BatchSetting(name, value)
-    sources = _sources(tree)
     known = {
-        each: value
-        for each, value in (defaults | given).items()
-        if "batch" in each.lower()
-        or each in _SHORT
-        or each.lstrip("-").rpartition(".")[2].replace("-", "_") in sources
+        each: value for each, value in given.items() if "batch" in each.lower() or each in _SHORT
     }
     fitting = [each for each, value in known.items() if value == batch_size]
-    fitting = [each for each in fitting if each in given] or fitting
     if len(fitting) == 1:
         return BatchSetting(fitting[0], batch_size)
-    constants = _constants(tree, batch_size)
+    constants = [] if met.get(batch_size) else _constants(tree, batch_size)
     if constants and not fitting:
         return BatchSetting(
             "", batch_size, tuple(sorted({constant.lineno for constant in constants}))
         )
+    if batch_size in met:
+        return BatchSetting("", batch_size)
     found = ", ".join(f"{each} {value:,}" for each, value in known.items()) or "none"
     raise ExtractError(
         f"{_OPTION}: name the argument that sets the batch size: "
@@ -156,46 +157,6 @@ def _values(arguments: Sequence[str]) -> Iterator[_Place]:
             and "=" not in arguments[index - 1]
         ):
             yield _Place(index, arguments[index - 1], "", int(word))
-
-
-def _defaults(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Yield the whole numbers that ``add_argument`` calls give as defaults, by the longest name of
-    the argument."""
-    for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr == "add_argument"
-        ):
-            names = [
-                arg.value
-                for arg in node.args
-                if isinstance(arg, ast.Constant) and isinstance(arg.value, str)
-            ]
-            for keyword in node.keywords:
-                if keyword.arg == "default" and names and _is_number(keyword.value):
-                    yield max(names, key=len), ast.literal_eval(keyword.value)
-
-
-def _sources(tree: ast.Module) -> set[str]:
-    """Return the names that a ``batch_size`` is made of where the code passes one on, as ``bs`` in
-    ``DataLoader(data, batch_size=args.bs)``; names of variables are followed to what they are
-    assigned."""
-    assigned: dict[str, ast.expr] = {}
-    passed: list[ast.expr] = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign):
-            assigned.update({ast.unparse(target): node.value for target in node.targets})
-        elif isinstance(node, ast.keyword) and "batch_size" in (node.arg or ""):
-            passed.append(node.value)
-    found: set[str] = set()
-    while passed:
-        for node in ast.walk(passed.pop()):
-            name = getattr(node, "attr", getattr(node, "id", getattr(node, "value", None)))
-            if isinstance(name, str) and name not in found:
-                found.add(name)
-                passed += [assigned[name]] if name in assigned else []
-    return found
 
 
 def _constants(tree: ast.Module, value: int) -> list[ast.Constant]:
@@ -250,27 +211,62 @@ def trace_batches(
     Raises:
         ExtractError: a run cannot be traced, or nothing is found that sets the batch size.
     """
-    own = in_fork(lambda: run_script(call))
-    setting = find_setting(own.file, call.arguments, own.batch_size, batch_argument)
-    traces = BatchTraces(
-        lambda size: _run_at(call, own, setting, size, batch_argument).timeline,
-        setting.value,
-        own.timeline,
+    own: ScriptRun = in_fork(lambda: run_script(call))
+    setting = find_setting(
+        own.file, call.arguments, own.batch_size, batch_argument, own.batch_sizes
     )
-    for size in {min(extras.batches), max(extras.batches)} if extras.batches else ():
-        traces.exact(size)  # what lies between is interpolated, and nothing is extrapolated
+    runs = {setting.value: own}
+
+    def run_at(size: int) -> ScriptRun:
+        if size not in runs:
+            runs[size] = _run_at(call, setting, size, batch_argument)
+        return runs[size]
+
+    def answer_at(size: int) -> TraceAnswer:
+        return result_of_script(run_at(size), call, extras.curve)
+
+    traces = BatchTraces(lambda size: run_at(size).timeline, setting.value, own.timeline)
     memory = BatchMemory(traces, call.platform.device, own.settings)
-    answer = result_of_script(own, call, extras.curve)
+    answer = answer_at(setting.value)
+    notes = [f"{setting.sentence}."]
+    if answer.expected_bytes - memory.point(setting.value).expected_bytes < MIB:
+        for size in {min(extras.batches), max(extras.batches)} if extras.batches else ():
+            traces.exact(size)  # what lies between is interpolated, and nothing is extrapolated
+        points = [memory.point(size) for size in extras.batches]
+        largest = memory.largest() if extras.max_batch else None
+    else:
+        notes.append("the peak is not in the first steps, so each batch size was run as a whole.")
+        points = [_point(size, answer_at(size)) for size in extras.batches]
+        largest = _largest(answer_at, memory.largest(), setting.value) if extras.max_batch else None
     return replace(
-        answer,
-        batches=tuple(memory.point(size) for size in extras.batches),
-        max_batch_size=memory.largest() if extras.max_batch else None,
-        notes=(*answer.notes, f"{setting.sentence}."),
+        answer, batches=tuple(points), max_batch_size=largest, notes=(*answer.notes, *notes)
     )
+
+
+def _point(size: int, answer: TraceAnswer) -> BatchPoint:
+    return BatchPoint(
+        batch_size=size,
+        expected_bytes=answer.expected_bytes,
+        safe_bytes=answer.safe_bytes,
+        verdict=answer.verdict,
+        traced=True,
+    )
+
+
+def _largest(answer_at: Callable[[int], TraceAnswer], most: int, own_size: int) -> int:
+    """Return the largest batch size whose whole run fits, at most ``most``: on the line through the
+    run's own size and twice that, or below."""
+    own, twice = answer_at(own_size), answer_at(2 * own_size)
+    each_bytes = max(1, (twice.safe_bytes - own.safe_bytes) // own_size)
+    size = min(most, own_size + (own.available_bytes - own.safe_bytes) // each_bytes)
+    while size > 0 and not answer_at(size).fits:
+        over_bytes = answer_at(size).safe_bytes - own.available_bytes
+        size -= max(1, over_bytes // each_bytes)
+    return max(size, 0)
 
 
 def _run_at(
-    call: ScriptCall, own: ScriptRun, setting: BatchSetting, size: int, batch_argument: str | None
+    call: ScriptCall, setting: BatchSetting, size: int, batch_argument: str | None
 ) -> ScriptRun:
     """Run the script with another batch size."""
     _LOG.info("running up to the second step at batch size %d", size)
@@ -278,6 +274,7 @@ def _run_at(
         call,
         arguments=tuple(setting.arguments(call.arguments, size)),
         compiled=lambda file: setting.code(file, size),
+        resized=None if setting.name or setting.lines else (setting.value, size),
     )
     try:
         run: ScriptRun = in_fork(lambda: run_script(changed))

@@ -98,9 +98,9 @@ def _place(code: CodeType, instruction: int, line: int) -> Place:
     if parents is None or position is None or None in position:
         return Place(name)
     found = [node for node in parents if _span(node) == position]
-    node = found[0] if found else None
-    if node is None:
+    if not found:
         return Place(name)
+    node: ast.AST = found[0]
     if isinstance(node, ast.stmt):  # Python gives the jump of a test the place of its statement
         node = getattr(node, "test", node)
         while isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
@@ -122,13 +122,24 @@ def _place(code: CodeType, instruction: int, line: int) -> Place:
         return replace(place, usual=not is_negated, is_settled=True, repeats=repeats)
     if isinstance(parent, ast.If):
         ends = [body[-1] if body else None for body in (parent.body, parent.orelse)]
-        leaves = [isinstance(end, _LEAVES) for end in ends]
+        leaves = [isinstance(end, _LEAVES) or _fails(end) for end in ends]
         if leaves[0] != leaves[1]:
-            raises = isinstance(ends[leaves[1]], ast.Raise)
+            raises = _fails(ends[leaves[1]])
             waits = not raises and _waits(parent, parents)
             usual = leaves[1] != is_negated
             return replace(place, usual=usual, is_settled=raises or waits, repeats=waits)
     return place
+
+
+def _fails(statement: ast.stmt | None) -> bool:
+    """Whether a statement always raises: ``raise``, ``assert False``, ``torch._assert(False, …)``."""
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        call = statement.value
+        asserted = call.args[:1] if ast.unparse(call.func).endswith("assert") else []
+    else:
+        asserted = [statement.test] if isinstance(statement, ast.Assert) else []
+    is_false = any(isinstance(each, ast.Constant) and not each.value for each in asserted)
+    return is_false or isinstance(statement, ast.Raise)
 
 
 def _turning_number(node: ast.AST, parents: dict[ast.AST, ast.AST | None]) -> float | None:

@@ -427,7 +427,20 @@ def present_gpu(
         return same
 
     def save(value: object, f: Any, *args: Any, **kwargs: Any) -> None:
+        observer.saves()
         saved.save(value, f)
+
+    def gather_here(module: Any) -> None:
+        # PyTorch's own moves shards to the device of their mesh, which is the host here.
+        vars(module)["_gather_state_dict"] = gather
+
+    def gather(state: Any, *, cpu_offload: bool = False, **options: Any) -> Any:
+        def whole(tensor: Tensor) -> Tensor:
+            gathered: Any = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+            return gathered.cpu() if cpu_offload else gathered
+
+        observer.saves()
+        return map_tensors(state, whole)
 
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         if saved.has(f):
@@ -506,6 +519,7 @@ def present_gpu(
         count,
         values.note_once,
     )
+    ready[names.STATE_DICTS] = gather_here
     with (
         replaced(replacements),
         saved.watching(),

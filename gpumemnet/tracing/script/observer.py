@@ -46,8 +46,11 @@ from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.script.repeated_passes import RepeatedPasses
 from gpumemnet.tracing.script.simulated_cuda import Streams
 from gpumemnet.tracing.script.whole_run import (
+    GENERATION,
     MORE_EVENTS,
+    MORE_EVENTS_OF_GENERATION,
     MORE_STEPS,
+    Generation,
     Loaders,
     WholeRun,
     state_bytes,
@@ -137,6 +140,7 @@ class ScriptObserver:
         platform: the simulated GPU.
         run: runs an operator with its arguments.
         more_seconds: longest time for the whole run after its first steps.
+        resized: a batch size, and the one to put in its place.
         used: called before anything arrives on the GPU.
     """
 
@@ -145,6 +149,7 @@ class ScriptObserver:
         platform: Platform,
         run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any],
         more_seconds: float,
+        resized: tuple[int, int] | None = None,
         used: Callable[[], None] = lambda: None,
     ) -> None:
         self._used = used
@@ -152,9 +157,12 @@ class ScriptObserver:
         self.modules = ScriptModules(self._model_starts, self._entered, self._left)
         self.recorder = Recorder(self.modules, platform, run=run)
         self.streams = Streams(self.recorder.use_stream)
-        self.batch_size: int | None = None
+        self._batch_size: int | None = None
+        """Samples that the first model of the first backward pass got."""
+        self._batch_sizes: dict[nn.Module, int] = {}
+        """Samples that models got before that pass."""
         self._inner_batch_size: int | None = None
-        """Samples that the first module with parameters got inside a model."""
+        """Samples that the first module with parameters got inside the running model."""
         self._second_dimension: int | None = None
         self.loss = "the script's own"
         self.notes: dict[str, str] = {}
@@ -173,13 +181,12 @@ class ScriptObserver:
         self._passing = False
         self.first: Timeline | None = None
         """The record of the first steps, once they are over."""
-        self.loaders = Loaders(lambda: self.first is not None, self._gives)
+        self.loaders = Loaders(lambda: self.first is not None, self._gives, resized)
         self.step_names: dict[int, str] = {}
         """Step → the batch that it trains on, where that was chosen."""
         self.shapes: dict[int, str] = {}
         """Step → shapes of what the first model was called with in training."""
-        self.has_evaluated = False
-        """Whether a module ran in its evaluation mode after the first steps."""
+        self._generation = Generation()
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._whole: WholeRun | None = None
         self._is_counting = False
@@ -319,6 +326,11 @@ class ScriptObserver:
         """Return the bytes that are allocated now."""
         return self.recorder.live_bytes()
 
+    def saves(self) -> None:
+        """The script saves, or gathers what it saves."""
+        if self.first is not None and self.recorder.phase != "saving":
+            self._begin("saving")
+
     def emptied(self) -> None:
         """The script calls ``torch.cuda.empty_cache()``."""
         self.recorder.emptied()
@@ -407,8 +419,12 @@ class ScriptObserver:
         if is_outermost and not self._started and self.recorder.has_live_storages:  # no module ran
             self._started = True
             self.recorder.begin_step()
+        leaves = []
+        if is_outermost and not (self._has_optimizer and self._batch_size):
+            leaves = list(leaves_of(outputs))
+            self._settle_batch_size(set(map(id, leaves)))
         if is_outermost and not self._has_optimizer:
-            for leaf in leaves_of(outputs):
+            for leaf in leaves:
                 if self._know(leaf, ""):
                     self.recorder.classify((part_on_rank(leaf),), "parameter", "")
         self._passing = True
@@ -440,7 +456,11 @@ class ScriptObserver:
         if self.first is None or get_worker_info() is not None:  # a module that transforms data
             return
         events = self.recorder.now() - len(self.first.events)
-        if is_over or events > MORE_EVENTS or monotonic() > self._last_second:
+        is_growing = self.recorder.phase == GENERATION
+        most = MORE_EVENTS_OF_GENERATION if is_growing else MORE_EVENTS
+        if is_over or events > most or monotonic() > self._last_second:
+            if is_growing:
+                self.notes[GENERATION] = self._generation.sentence
             self._whole = self.whole_run()
             self.recorder.close()
             raise EnoughSteps
@@ -488,7 +508,7 @@ class ScriptObserver:
         self._end_whole_run()
         self.recorder.begin_pass()
         if self.first is not None and not self._stepping:
-            phase = "forward" if torch.is_grad_enabled() else "evaluation"
+            phase = "forward" if torch.is_grad_enabled() else self._generation.phase
             if not self._passing and phase != self.recorder.phase:
                 self._begin(phase)
         elif not self._started and torch.is_grad_enabled() and self.recorder.has_live_storages:
@@ -504,13 +524,14 @@ class ScriptObserver:
     def _left(self, module: nn.Module, arguments: object, output: object) -> None:
         self.recorder.left_module(module, arguments, output)
         step = self._boundaries + 1
-        self.has_evaluated |= self.first is not None and not module.training
+        if not self.modules.depth and self.first is not None and not torch.is_grad_enabled():
+            self._generation.passed(arguments, self.recorder.live_bytes())
         if not self.modules.depth and torch.is_grad_enabled() and self._started:
             given = [each for each in tensors_in(arguments) if each.ndim]
             shape = ", ".join("x".join(map(str, each.shape)) for each in given)
             if given and next(module.parameters(), None) is not None:
                 self.shapes.setdefault(step, shape)
-        if self.batch_size is None and self._started:
+        if self._batch_size is None and self._started:
             self._learn_batch_size(
                 module, [tensor for tensor in tensors_in(arguments) if tensor.ndim]
             )
@@ -518,19 +539,35 @@ class ScriptObserver:
     def _learn_batch_size(self, module: nn.Module, given: list[Tensor]) -> None:
         """Learn the number of samples from what a module was called with: the second dimension of
         ``[time, batch, …]``."""
+        is_model = not self.modules.depth
         has_parameters = next(module.parameters(), None) is not None
-        if not given:
-            if not self.modules.depth and has_parameters:
-                self.batch_size = self._inner_batch_size
-            return
-        shape = given[0].shape
-        if self._inner_batch_size is None and has_parameters:
-            self._inner_batch_size = shape[0]
-        if getattr(module, "batch_first", None) is False and len(shape) == _SEQUENCE_DIMENSIONS:
-            self._second_dimension = shape[1]
-        if not self.modules.depth and has_parameters:
+        size = self._inner_batch_size
+        if given:
+            shape = given[0].shape
+            if size is None and has_parameters:
+                self._inner_batch_size = shape[0]
+            if getattr(module, "batch_first", None) is False and len(shape) == _SEQUENCE_DIMENSIONS:
+                self._second_dimension = shape[1]
             is_time_first = len(shape) > 1 and shape[1] == self._second_dimension != shape[0]
-            self.batch_size = shape[1] if is_time_first else shape[0]
+            size = shape[1] if is_time_first else shape[0]
+        if is_model:
+            self._inner_batch_size = None
+        if is_model and has_parameters and size is not None:
+            self._batch_sizes.setdefault(module, size)
+
+    def _settle_batch_size(self, leaves: set[int]) -> None:
+        """Take the number of samples from the first model whose parameters are among ``leaves``:
+        others may only have acted."""
+        for model, size in self._batch_sizes.items():
+            if any(id(parameter) in leaves for parameter in model.parameters()):
+                self._batch_size = size
+                self._batch_sizes.clear()
+                return
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples that the model got in training, as far as that is known."""
+        return self._batch_size or next(iter(self._batch_sizes.values()), None)
 
     def _begin(self, phase: str) -> None:
         benchmark = torch.backends.cudnn.benchmark

@@ -12,16 +12,13 @@ what follows from its choice is computed.
 from __future__ import annotations
 
 import operator
-import sys
 from collections.abc import Callable, MutableMapping
-from types import FrameType
 from typing import Any, Final, Self
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-import gpumemnet
 from gpumemnet.extract.placement import (
     HINT,
     READS_VALUE_BELOW,
@@ -36,8 +33,8 @@ from gpumemnet.torch_private.names import (
     schema,
     without_function_modes,
 )
-from gpumemnet.tracing.missing_values import guess_of, selection_of, selects
-from gpumemnet.tracing.script.branches import USUAL, Assumptions, Decisions, Place, place_of
+from gpumemnet.tracing.missing_values import guess_of, running_place, selection_of, selects
+from gpumemnet.tracing.script.branches import USUAL, Assumptions, Decisions, Place
 
 MAX_VALUES: Final = 2**26
 """Largest number of elements of a copy to the host, where copies are real tensors."""
@@ -171,7 +168,7 @@ class ReadValues(MissingValues):
 
     def decide(self, usual: bool, *, is_likely: bool = False) -> bool:
         """Return what a condition of the running code is, see :class:`Decisions`."""
-        place = _running_place()
+        place = running_place()
         if place is None:  # PyTorch's own code
             return usual
         taken = self._decisions.decide(place, usual, is_likely=is_likely)
@@ -209,7 +206,7 @@ class ReadValues(MissingValues):
         return float(number) if tensor.dtype.is_floating_point else int(number)
 
     def _number(self, dtype: torch.dtype, is_lost: bool) -> float:
-        place = _running_place() if is_lost else None
+        place = running_place() if is_lost else None
         turned = self._is_opposite and not is_lost
         if place is not None and place.is_chosen_by:
             turned = self._decisions.decide(Place(place.name), False)
@@ -316,7 +313,7 @@ class ReadValues(MissingValues):
         if (func in _EQUAL or func in _UNEQUAL) and args[0] is args[1]:
             return func in _EQUAL  # not a number is the one value that is unlike itself
         known = [self._known(arg, func) if isinstance(arg, Tensor) else arg for arg in args[:2]]
-        if func in _ALL and known[0] is None and _running_place() is None:
+        if func in _ALL and known[0] is None and running_place() is None:
             return True  # PyTorch's own check of arguments
         if func in _SAME:
             return known[0]
@@ -339,17 +336,6 @@ class ReadValues(MissingValues):
     def _value_of(self, tensor: Tensor) -> Any:
         with names.WITHOUT_MODES.value()(), without_function_modes():
             return tensor.item()
-
-
-def _running_place() -> Place | None:
-    """Return the place in the script or in a library of models that reads a value; ``None`` in
-    PyTorch itself."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
-        frame = frame.f_back
-    if frame is None or frame.f_code.co_filename.startswith(names.TORCH_FOLDER):
-        return None
-    return place_of(frame)
 
 
 def _is_curvature_condition(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
@@ -410,7 +396,7 @@ def _comparing(compare: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     def compared(self: Any, other: Any) -> Any:
         if not isinstance(other, int | float):
             return NotImplemented
-        place = _running_place()
+        place = running_place()
         if place is not None and not place.compares and compare in (operator.eq, operator.ne):
             self.values.branch_at(place)
             return compare(_plain(self), other)  # a key of a dictionary
@@ -448,7 +434,3 @@ for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
     setattr(_ReadNumber, f"__r{_name}__", _computing(_reflected(getattr(operator, _name))))
 for _name, _function in (("neg", operator.neg), ("abs", abs), ("round", round)):
     setattr(_ReadNumber, f"__{_name}__", _computing(_function))
-
-
-_BETWEEN: Final = (*gpumemnet.__path__, *names.WRAPPER_FILES, *names.METHOD_FILES)
-"""Files that stand between the code that reads a value and :class:`ReadValues`."""

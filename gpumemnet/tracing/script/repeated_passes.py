@@ -2,8 +2,9 @@
 fourth on, what the third allocated is recorded again, and the model does not run; from the seventh
 on, only the output is, because the allocator's cache then holds what a pass takes.
 
-A pass repeats another if the model is the same, and the shapes of its tensors and its other arguments
-are equal.  It must also allocate and free the same in the same order, and leave nothing but its
+A pass repeats another if the model is the same, and numbers, switches and words that its modules
+keep, the shapes of its tensors and its other arguments are equal: a model that counts its passes
+always runs.  It must also allocate and free the same in the same order, and leave nothing but its
 output.  A model that is called with other objects, such as a cache, always runs.
 """
 
@@ -23,6 +24,7 @@ _RUNS: Final = 3
 """How often equal passes run before they are recorded without running."""
 _WHOLE: Final = 6
 """How often all that equal passes allocate is recorded."""
+_STATE: Final = frozenset({bool, int, float, str})
 _PLAIN: Final = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
 
@@ -72,7 +74,7 @@ class RepeatedPasses:
                 return call(module, *args, **kwargs)
             try:
                 with without_function_modes():
-                    key = (id(module), module.training, _settings(), _key((args, kwargs)))
+                    key = (id(module), _state(module), _settings(), _key((args, kwargs)))
             except _NotRepeatedError:
                 return call(module, *args, **kwargs)
             known = self._known.get(key)
@@ -139,6 +141,16 @@ class RepeatedPasses:
             known.runs > _WHOLE,
         )
         return _filled(known.output, tensors)
+
+
+def _state(model: nn.Module) -> Hashable:
+    """What the modules of a model keep beside tensors and other objects."""
+    return tuple(
+        value
+        for module in model.modules()
+        for value in vars(module).values()
+        if type(value) in _STATE
+    )
 
 
 def _settings() -> Hashable:

@@ -3,21 +3,15 @@
 A script may choose settings of the caching allocator itself, read where and when PyTorch reads
 them: from the environment when the allocator is first used, so a script may still set it in its
 first lines.
-
-A trace ends before a validation pass whose activations are kept meets those of training.
-``.eval()`` does not stop autograd.  Code that calls it and names nothing that does may keep the
-graph of a validation pass while the next training pass makes its own: such scripts are found by
-their source.
 """
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +22,7 @@ from unittest.mock import patch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gpumemnet.allocator import EMPTY_CACHE, AllocatorSettings
+from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.allocator.settings import parse_settings, settings_text
 from gpumemnet.errors import CodeEndedError, ExtractError, GpumemnetError, InvalidRequestError
 from gpumemnet.extract.factory import compile_file
@@ -124,13 +118,6 @@ class AllocatorChoice:
         self._note(f"the script sets the share of the GPU that it may use to {fraction}")
 
 
-_EVALUATES: Final = "eval"
-_STOPS_AUTOGRAD: Final = frozenset(
-    {"no_grad", "inference_mode", "set_grad_enabled", "requires_grad", "requires_grad_", "volatile"}
-)
-_SAVED: Final = "saved_activation"
-
-
 def user_files(script: Path) -> Iterator[Path]:
     """Yield the script's file and those of its own folder that it has imported."""
     yield script
@@ -143,45 +130,6 @@ def user_files(script: Path) -> Iterator[Path]:
             and Path(file).is_relative_to(script.parent)
         ):
             yield Path(file)
-
-
-def unguarded_validation(files: Iterable[Path]) -> str:
-    """Return where the code first calls ``.eval()`` if nothing in it stops autograd; empty
-    otherwise."""
-    found = ""
-    for file in files:
-        try:
-            nodes = list(ast.walk(ast.parse(file.read_bytes())))
-        except (OSError, SyntaxError, ValueError):  # nothing can be said of it
-            return ""
-        names = {
-            getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "arg", None)
-            for node in nodes
-        }
-        if names & _STOPS_AUTOGRAD:
-            return ""
-        lines = [
-            node.lineno
-            for node in nodes
-            if isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr == _EVALUATES
-        ]
-        found = found or (f"{file.name} line {min(lines)}" if lines else "")
-    return found
-
-
-def largest_graph_bytes(timeline: Timeline) -> int:
-    """Return the most bytes that activations take which are kept for a backward pass."""
-    live = largest = 0
-    for event in timeline.events:
-        if event != EMPTY_CACHE:
-            storage = timeline.storages[event if event >= 0 else ~event]
-            live += (storage.memory_class == _SAVED) * (
-                storage.size_bytes if event >= 0 else -storage.size_bytes
-            )
-            largest = max(largest, live)
-    return largest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +151,8 @@ class ScriptCall:
             it.
         more_seconds: longest time for the whole run after the first steps.
         compiled: returns the code of the script's file.
+        resized: a batch size of arguments, configuration files and data loaders, and the one to put
+            in its place.
         report: called in a process that the script has forked, with the answer for it.
     """
 
@@ -217,6 +167,7 @@ class ScriptCall:
     best_effort: bool = False
     more_seconds: float = 20.0
     compiled: Callable[[Path], CodeType] = compile_file
+    resized: tuple[int, int] | None = None
     report: Callable[[TraceAnswer], None] = lambda answer: None
 
 
@@ -231,6 +182,7 @@ class ScriptRun:
         settings: settings of the caching allocator, of which the script may have chosen some.
         model: names of script and models.
         batch_size: samples that the model got.
+        batch_sizes: as in :class:`~gpumemnet.tracing.script.whole_run.Loaders`.
         later_bytes: what passes after the traced steps can take beyond them.
         loss, notes, branches, selections, is_lower_bound: values of the same fields of the answer.
     """
@@ -241,6 +193,7 @@ class ScriptRun:
     settings: AllocatorSettings
     model: str
     batch_size: int
+    batch_sizes: dict[int, bool]
     later_bytes: int
     loss: str
     notes: tuple[str, ...]
@@ -278,10 +231,10 @@ def result_of_script(run: ScriptRun, call: ScriptCall, with_curve: bool) -> Trac
     if whole is not None:
         phases = phases_of(whole.timeline, len(run.timeline.step_starts) - 1, whole.step_names)
         more = max(each.requested_bytes for each in phases) - answer.requested_bytes
-        if more >= MIB and not whole.keeps_growing():
+        if more >= min(MIB, answer.requested_bytes // 100) and not whole.keeps_growing():
             largest = max(phases, key=lambda each: each.requested_bytes)
             note = (
-                f"the peak is not in the first steps: {largest.name}, step {largest.step}, takes {more / MIB:,.0f} MiB more "
+                f"the peak is not in the first steps: {largest.name}, step {largest.step}, takes {more / MIB:,.1f} MiB more "
                 "than they do."
             )
             answer = result_of_run(
@@ -319,9 +272,11 @@ def run_script(call: ScriptCall) -> ScriptRun:
     )
     allocator = AllocatorChoice(call.settings, values.note_once)
     known = KnownValues(values, limited=lambda tensor: observer.device_of(tensor) == GPU)
-    observer = ScriptObserver(call.platform, known.run, call.more_seconds, allocator.first_used)
+    observer = ScriptObserver(
+        call.platform, known.run, call.more_seconds, call.resized, allocator.first_used
+    )
     observer.recorder.begin("build")
-    ended, file = "", call.script
+    ended, error_text, file = "", "", call.script
 
     def finish() -> ScriptRun:
         if not observer.has_enough_steps:
@@ -339,7 +294,7 @@ def run_script(call: ScriptCall) -> ScriptRun:
             raise EnoughSteps
 
     try:
-        with allocator.choosing(), stopped_by_answer(stop):
+        with allocator.choosing(), stopped_by_answer(stop, call.more_seconds):
             module = _main_module(call.script, call.is_module)
             file = Path(str(module.__file__))
             _run(module, call, observer, GpuRequests(observer, values, known.unknown), report)
@@ -348,7 +303,7 @@ def run_script(call: ScriptCall) -> ScriptRun:
     except GpumemnetError as error:
         if observer.first is None:
             raise
-        ended = str(error)
+        error_text = str(error)
     except DeadlineReached:
         stop_alarm()
         if not observer.reach_deadline():
@@ -360,7 +315,11 @@ def run_script(call: ScriptCall) -> ScriptRun:
             raise ExtractError(
                 f"the script cannot be traced: {fault_sentence(error)}{_remedy(error, call)}"
             ) from error
-        ended = fault_sentence(error)
+        error_text = fault_sentence(error)
+    if error_text:
+        observer.notes["error"] = (
+            f"an error ended the script after the first steps, and what follows is not in the answer: {error_text}"
+        )
     return finish()
 
 
@@ -417,13 +376,6 @@ def _shown(
             f"the memory on the GPU grows by {growth / MIB:,.1f} MiB with every step: the script keeps tensors of earlier steps"
         )
     files = list(user_files(file))
-    later_bytes, validation = 0 if whole is None else whole.left_bytes, unguarded_validation(files)
-    if validation and not observer.has_evaluated:
-        later_bytes += largest_graph_bytes(timeline)
-        values.note_once(
-            f"{validation}: .eval() does not stop autograd, and nothing here does (torch.no_grad, inference_mode): a later "
-            f"validation pass can keep a second graph; the safe bytes hold it ({largest_graph_bytes(timeline) / MIB:,.0f} MiB)"
-        )
     for sentence in () if whole is None else whole.sentences:
         values.note_once(sentence)
     lines = [] if whole is None else later_lines(files, whole.steps)
@@ -443,7 +395,8 @@ def _shown(
         settings=settings,
         model=f"{script.name} ({names})" if names else script.name,
         batch_size=observer.batch_size or 1,
-        later_bytes=later_bytes,
+        batch_sizes=observer.loaders.batch_sizes,
+        later_bytes=0 if whole is None else whole.left_bytes,
         loss=observer.loss,
         notes=(*torch_notes, *values.notes),
         branches=values.branches,

@@ -31,6 +31,7 @@ from gpumemnet.tracing.api import (
 )
 from gpumemnet.tracing.result import TraceAnswer, answer_from_dict, answer_to_dict
 from gpumemnet.tracing.script.branches import SECONDS, Assumptions, largest_answer
+from gpumemnet.units import MIB
 
 _LOG: Final = logging.getLogger("gpumemnet.tracing")
 _LEAST_SECONDS: Final = 2.0
@@ -123,11 +124,11 @@ def trace_script(
 def _trace_in_child(document: dict[str, Any]) -> dict[str, Any]:
     request = request_from_dict(document)
     with inheriting(document, request.gpu, _trace_program) as programs:
+        found: list[TraceAnswer] = []
         try:
-            answer = trace_in_process(document, programs)
+            found.append(trace_in_process(document, programs))
         except ExtractError as error:
-            found = programs.answer()
-            if found is None:
+            if not programs.answers():
                 if programs.error():
                     raise ExtractError(
                         f"{error}; a process that it started: {programs.error()}"
@@ -137,12 +138,15 @@ def _trace_in_child(document: dict[str, Any]) -> dict[str, Any]:
                 raise ExtractError(
                     "the script trains in a process that it starts: for other batch sizes, trace the line that starts that one"
                 ) from None
-            first = answer_from_dict(found)
-            note = (
-                "the script trains in a process that it starts; this is the memory of the first one that trained, "
-                "and each other process on the GPU takes its own"
-            )
-            answer = replace(first, notes=(note, *first.notes))
+        started = list(map(answer_from_dict, programs.answers()))
+    answer, *others = sorted((*found, *started), key=lambda each: -each.expected_bytes)
+    if started:
+        amounts = f" ({', '.join(f'{each.expected_bytes / MIB:,.0f} MiB' for each in others)})"
+        note = (
+            "the script trains in a process that it starts; this is the memory of the largest one that trained, "
+            f"and each other process on the GPU{amounts if others else ''} takes its own"
+        )
+        answer = replace(answer, notes=(note, *answer.notes))
     return answer_to_dict(answer)
 
 

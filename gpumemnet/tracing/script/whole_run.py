@@ -12,6 +12,7 @@ import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import wraps
 from inspect import signature
 from itertools import islice
 from pathlib import Path
@@ -24,8 +25,10 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from gpumemnet.allocator import EMPTY_CACHE
+from gpumemnet.extract.module_calls import tensors_in
 from gpumemnet.torch_private.names import TorchName, replaced, without_function_modes
 from gpumemnet.torch_private.script import WITHOUT_MODES
+from gpumemnet.tracing.script.libraries import prepared
 from gpumemnet.tracing.timeline import Timeline
 from gpumemnet.units import MIB
 
@@ -33,6 +36,10 @@ MORE_STEPS: Final = 64
 """Optimizer steps after the first ones."""
 MORE_EVENTS: Final = 20_000
 """Allocations and releases after the first steps."""
+MORE_EVENTS_OF_GENERATION: Final = 100_000
+"""The same if the run generates: no two of its passes are equal."""
+GENERATION: Final = "generation"
+"""Name of its phase."""
 _KERNELS: Final = ("fused", "foreach", "capturable")
 """Settings of an optimizer that do not change its state."""
 _SAMPLED: Final = 32
@@ -41,6 +48,9 @@ _READ: Final = 4096
 _SECONDS: Final = 3.0
 """Time to read samples of one data set."""
 _ITERATE: Final = TorchName("torch.utils.data:DataLoader.__iter__", "come to the end of an epoch")
+_MAKE_LOADER: Final = TorchName("torch.utils.data:DataLoader.__init__", "change its batch size")
+_PARSE: Final = TorchName("argparse:ArgumentParser.parse_known_args", "change a default")
+_DECODE: Final = TorchName("json:JSONDecoder.decode", "change the batch size of a JSON file")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,8 +73,8 @@ class WholeRun:
 
     def keeps_growing(self) -> bool:
         """Whether two of the last three steps have left more on the GPU than was there before; the
-        last one may not have begun."""
-        steps = range(-2, -min(5, len(self.timeline.step_starts) + 1), -1)
+        last one may not have begun, and the first one leaves gradients and state."""
+        steps = range(-2, -min(5, len(self.timeline.step_starts)), -1)
         return sum(grown_bytes(self.timeline, step) >= MIB for step in steps) >= 2
 
 
@@ -89,26 +99,78 @@ class Loaders:
     Args:
         goes_on: whether the first steps are over.
         gives: called with what a batch is, before the script gets it.
+        resized: a batch size, and the one to put in its place.
     """
 
-    def __init__(self, goes_on: Callable[[], bool], gives: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        goes_on: Callable[[], bool],
+        gives: Callable[[str], None],
+        resized: tuple[int, int] | None,
+    ) -> None:
         self.goes_on = goes_on
         self.gives = gives
-        self.batch_sizes: dict[int, None] = {}
-        """Batch sizes of the loaders, in order."""
+        self._resized = resized
+        self.batch_sizes: dict[int, bool] = {}
+        """Batch sizes of data loaders, and of arguments and files → whether they are of the latter."""
 
     @contextmanager
     def observing(self) -> Iterator[None]:
         """Context in which loaders end early, once the first steps are over."""
-        iterate = _ITERATE.value()
+        iterate, make = _ITERATE.value(), _MAKE_LOADER.value()
 
         def iterate_shortened(loader: DataLoader[Any]) -> _Batches:
-            if loader.batch_size:
-                self.batch_sizes.setdefault(loader.batch_size)
             return _Batches(loader, iterate(loader), self)
 
-        with replaced([(_ITERATE, iterate_shortened)]):
+        @wraps(make)
+        def made(*args: Any, **kwargs: Any) -> None:
+            given = signature(make).bind(*args, **kwargs).arguments
+            size = given.get("batch_size")
+            if self._resized and size == self._resized[0]:
+                given["batch_size"] = self._resized[1]
+            self.batch_sizes.setdefault(size or 0, False)
+            make(**given)
+
+        def decoded(*args: Any) -> Any:
+            return self._resize(decode(*args))
+
+        def prepare_yaml(module: Any) -> None:
+            construct = module.BaseConstructor.get_single_data
+            module.BaseConstructor.get_single_data = lambda loader: self._resize(construct(loader))
+
+        def parsed(*args: Any, **kwargs: Any) -> Any:
+            found = parse(*args, **kwargs)
+            self._resize(vars(found[0]))
+            return found
+
+        decode, parse = _DECODE.value(), _PARSE.value()
+        with (
+            replaced(
+                [
+                    (_ITERATE, iterate_shortened),
+                    (_MAKE_LOADER, made),
+                    (_DECODE, decoded),
+                    (_PARSE, parsed),
+                ]
+            ),
+            prepared({"yaml.constructor": prepare_yaml}),
+        ):
             yield
+
+    def _resize(self, value: Any) -> Any:
+        """Learn the batch sizes among named values, and change them."""
+        if isinstance(value, list):
+            for entry in value:
+                self._resize(entry)
+        if isinstance(value, dict):
+            for name, entry in value.items():
+                if type(entry) is int and "batch" in str(name).lower():
+                    self.batch_sizes[entry] = True
+                    if self._resized and entry == self._resized[0]:
+                        value[name] = self._resized[1]
+                elif isinstance(entry, dict | list):
+                    self._resize(entry)
+        return value
 
 
 class _Batches:
@@ -194,6 +256,49 @@ def _collated(loader: DataLoader[Any], numbers: Sequence[int]) -> Any:
         else [data[number] for number in numbers]
     )
     return loader.collate_fn(samples)
+
+
+class Generation:
+    """Passes without gradients whose inputs grow by one, or have one more after a longer one."""
+
+    def __init__(self) -> None:
+        self._shapes: list[torch.Size] = []
+        self._live: list[int] = []
+        """Bytes on the GPU after each pass that generated."""
+
+    @property
+    def phase(self) -> str:
+        """Name of the phase of the next pass."""
+        return GENERATION if self._live else "evaluation"
+
+    @property
+    def sentence(self) -> str:
+        """What a generation takes that was not seen to its end."""
+        passes = len(self._live)
+        each = (self._live[-1] - self._live[0]) / max(passes - 1, 1)
+        return (
+            f"the trace ended within a generation, after {passes:,} tokens of it: each further token takes {each / 1024:,.1f} KiB "
+            "more, and they are not in the answer"
+        )
+
+    def passed(self, arguments: object, live_bytes: int) -> None:
+        """A pass without gradients has ended.
+
+        Args:
+            arguments: of the model.
+            live_bytes: bytes on the GPU now.
+        """
+        before, self._shapes = self._shapes, [each.shape for each in tensors_in(arguments)]
+        grows = any(
+            len(new) == len(old) > 1
+            and old[0] == new[0]
+            and (new[1] == old[1] + 1 or (new[1] == 1 < old[1]))
+            for old, new in zip(before, self._shapes, strict=False)
+        )
+        if grows or (self._live and before == self._shapes):
+            self._live.append(live_bytes)
+        else:
+            self._live.clear()
 
 
 def state_bytes(optimizer: Optimizer, parameters: Sequence[Tensor]) -> int:

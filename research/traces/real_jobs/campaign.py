@@ -260,7 +260,7 @@ def _trace_options(network: nn.Module, options: RealOptions) -> TraceOptions:
     fields = options.training.job_fields()
     if options.training.checkpointing != "none" and not blocks(network):
         fields["checkpointing"] = "none"
-    return TraceOptions(**fields)
+    return TraceOptions(**fields, keeps_names=False)
 
 
 def _recorded(

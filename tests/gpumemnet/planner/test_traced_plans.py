@@ -37,7 +37,7 @@ ON_CUDA: Mapping[str, Mapping[str, tuple[int, int]]] = {
 """Network and decision → peaks of allocated and of reserved bytes; convolutions without
 workspaces."""
 SHAPES = {"gpt": (64, 128), "resnet": (128, 3, 32, 32)}
-OPTIONS = TraceOptions(optimizer="adamw", precision="amp_bf16")
+OPTIONS = TraceOptions(optimizer="adamw", precision="amp_bf16", keeps_names=False)
 SEGMENT_BYTES = 2 * 2**20
 
 

@@ -20,11 +20,11 @@ def traced() -> gpumemnet.TraceAnswer:
 
 def test_an_untested_version_is_traced_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = traced()
-    assert expected.notes == ()
     monkeypatch.setattr(torch, "__version__", "2.99.1+cpu")
     answer = traced()
     assert answer.expected_bytes == expected.expected_bytes
-    (note,) = answer.notes
+    note, *others = answer.notes
+    assert tuple(others) == expected.notes
     assert note.startswith(
         "Traced with PyTorch 2.99.1+cpu, which this version of gpumemnet was not tested with"
     )
@@ -42,7 +42,7 @@ def test_a_missing_name_stops_a_trace_with_what_to_do(monkeypatch: pytest.Monkey
 
 def test_names_for_several_gpus_do_not_stop_a_trace_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(nn.parallel.DistributedDataParallel, "_pre_forward")
-    assert traced().notes == ()
+    assert traced().expected_bytes > 0
     with pytest.raises(
         UnsupportedTorchError, match=r"DistributedDataParallel\._pre_forward is missing"
     ):

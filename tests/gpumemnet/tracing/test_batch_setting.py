@@ -2,57 +2,47 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 
 import pytest
 
 from gpumemnet.errors import ExtractError
+from gpumemnet.tracing.api import ExtraResults
 from gpumemnet.tracing.script.batch_sizes import BatchSetting, find_setting
-
-ARGPARSE = "parser.add_argument('-b', '--batch-size', type=int, default=64)\nparser.add_argument('--test-batch-size', default=1000)"
-
-FOLLOWED = """parser.add_argument('--bs', type=int, default=8)
-parser.add_argument('--dim', type=int, default=8)
-size = args.bs
-loader = DataLoader(data, batch_size=size)"""
+from gpumemnet.tracing.script.start import trace_script
+from gpumemnet.units import MIB
 
 
 @pytest.mark.parametrize(
-    ("code", "arguments", "name", "changed"),
+    ("arguments", "name", "changed"),
     [
-        ("", "--epochs 8 --batch-size 8", "--batch-size", "--epochs 8 --batch-size 9"),
+        ("--epochs 8 --batch-size 8", "--batch-size", "--epochs 8 --batch-size 9"),
         (
-            "",
             "--per_device_train_batch_size=8 --lr=8",
             "--per_device_train_batch_size",
             "--per_device_train_batch_size=9 --lr=8",
         ),
         (
-            "",
             "config/small.py --batch_size=8 --block=64",
             "--batch_size",
             "config/small.py --batch_size=9 --block=64",
         ),
-        ("", "train.batch_size=8 seed=8", "train.batch_size", "train.batch_size=9 seed=8"),
-        ("", "-b 8 -j 8", "-b", "-b 9 -j 8"),
+        ("train.batch_size=8 seed=8", "train.batch_size", "train.batch_size=9 seed=8"),
+        ("-b 8 -j 8", "-b", "-b 9 -j 8"),
         (
-            "",
             "--batch-size 8 --eval-batch-size 16",
             "--batch-size",
             "--batch-size 9 --eval-batch-size 16",
         ),
-        (ARGPARSE.replace("64", "8"), "--lr 1", "--batch-size", "--lr 1 --batch-size 9"),
-        (FOLLOWED, "--lr 1", "--bs", "--lr 1 --bs 9"),
-        (FOLLOWED, "--bs 8 --dim 8", "--bs", "--bs 9 --dim 8"),
-        (ARGPARSE, "--batch-size 8", "--batch-size", "--batch-size 9"),
     ],
 )
 def test_the_argument_is_found_and_changed(
-    code: str, arguments: str, name: str, changed: str, tmp_path: Path
+    arguments: str, name: str, changed: str, tmp_path: Path
 ) -> None:
     script = tmp_path / "train.py"
-    script.write_text(code)
+    script.write_text("")
     setting = find_setting(script, shlex.split(arguments), 8)
     assert setting == BatchSetting(name, 8)
     assert shlex.join(setting.arguments(shlex.split(arguments), 9)) == changed
@@ -75,8 +65,7 @@ def test_constants_with_such_a_name_are_changed(tmp_path: Path) -> None:
 
 def test_an_argument_may_be_named(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text("parser.add_argument('--tokens', type=int, default=4096)")
-    assert find_setting(script, [], 4, "--tokens") == BatchSetting("--tokens", 4096)
+    script.write_text("")
     assert find_setting(script, ["--tokens", "8192"], 4, "--tokens") == BatchSetting(
         "--tokens", 8192
     )
@@ -94,3 +83,50 @@ def test_an_argument_may_be_named(tmp_path: Path) -> None:
     ):
         with pytest.raises(ExtractError, match=f"--batch-argument: .*{sentence}"):
             find_setting(script, arguments, 4, name)
+
+
+TRAINING = """
+model = torch.nn.Linear(1024, 1024).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x in batches:
+    optimizer.zero_grad(); model(x.cuda()).mean().backward(); optimizer.step()
+with torch.no_grad():
+    kept = [model(torch.randn(64 * len(x), 1024, device="cuda")) for _ in range(8)]
+"""
+SOURCES = {
+    "argument": (
+        "import argparse\nparser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--batch-size', type=int, default=8)\ntest_batch = 8\n"
+        "batches = [torch.randn(parser.parse_args().batch_size, 1024)] * 4"
+    ),
+    "json": "import json\nbatches = [torch.randn(json.load(open('run.json'))['data']['micro_batch'], 1024)] * 4",
+    "yaml": "import yaml\nbatches = [torch.randn(yaml.safe_load(open('run.json'))['data']['micro_batch'], 1024)] * 4",
+    "dataclass": (
+        "from run import Run\nfrom torch.utils.data import DataLoader\n"
+        "batches = DataLoader(torch.randn(4 * 8, 1024), Run().size, drop_last=True)"
+    ),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_batch_sizes_of_the_whole_run_are_followed_to_where_they_are_made(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.json").write_text(json.dumps({"data": {"micro_batch": 8, "workers": 8}}))
+    Path("run.py").write_text(
+        "from dataclasses import dataclass\n@dataclass\nclass Run:\n  size: int = 8\n"
+    )
+    Path("train.py").write_text(f"import torch\n{SOURCES[source]}{TRAINING}")
+    extras = ExtraResults(batches=(8, 16), max_batch=source == "json")
+    answer = trace_script(Path("train.py"), extras=extras)
+    notes = " ".join(answer.notes)
+    assert "set by its arguments, configuration files and data loaders (8 here)" in notes
+    assert "the peak is not in the first steps, so each batch size was run as a whole" in notes
+    grown = answer.batches[1].expected_bytes - answer.batches[0].expected_bytes
+    # of each further sample eight outputs of the evaluation, and the input of one: 64 x 4 KiB
+    assert grown / MIB == pytest.approx(8 * 9 * 64 / 256, abs=4)
+    if answer.max_batch_size is not None:
+        fixed = answer.batches[0].safe_bytes - 8 * grown / 8 * 1.056
+        room = answer.available_bytes - fixed
+        assert answer.max_batch_size == pytest.approx(room / (grown / 8 * 1.056), rel=0.01)

@@ -9,19 +9,24 @@ import pytest
 from gpumemnet.tracing.script.start import trace_script
 
 _TRAINING = """
-import torch
-def train():
-    model = torch.nn.Linear(1024, 1024).cuda()
+import sys, torch
+def train(width=1024):
+    model = torch.nn.Linear(width, width).cuda()
     optimizer = torch.optim.Adam(model.parameters())
     for _ in range(3):
         optimizer.zero_grad()
-        model(torch.rand(64, 1024).cuda()).sum().backward()
+        model(torch.rand(64, width).cuda()).sum().backward()
         optimizer.step()
 if __name__ == "__main__":
-    train()
+    train(*map(int, sys.argv[1:]))
 """
 _STARTS = {
     "program": "import subprocess, sys\nsubprocess.run([sys.executable, 'train.py'], check=True)\n",
+    "programs": (
+        "import os, subprocess, sys\n"
+        "for width in (512, 1024, 256):\n"
+        "    subprocess.run([sys.executable, 'train.py', str(width)], check=True)\n"
+    ),
     "process": (
         "import multiprocessing\nfrom train import train\n"
         "child = multiprocessing.Process(target=train)\nchild.start()\nchild.join()\n"
@@ -30,7 +35,7 @@ _STARTS = {
 
 
 @pytest.mark.parametrize("start", _STARTS)
-def test_the_child_that_trains_is_answered_for(
+def test_the_largest_child_that_trains_is_answered_for(
     start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -41,3 +46,4 @@ def test_the_child_that_trains_is_answered_for(
     assert answer.parts["parameter"] == parameter_bytes
     assert answer.parts["gradient"] == parameter_bytes
     assert answer.parts["optimizer_state"] == pytest.approx(2 * parameter_bytes, abs=1024)
+    assert answer.notes[0].count("MiB") == (2 if start == "programs" else 0)  # of the others

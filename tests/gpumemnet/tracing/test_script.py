@@ -189,6 +189,36 @@ def test_shards_however_they_are_made(arguments: tuple[str, ...]) -> None:
     assert (parts["parameter"], parts["optimizer_state"]) == (shards, 2 * shards)
 
 
+SAVING = """
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("nccl")
+model = nn.Sequential(*[nn.Linear(4096, 4096) for _ in range(4)]).cuda()
+for layer in model:
+    fully_shard(layer)
+fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(4):
+    optimizer.zero_grad(); model(torch.rand(8, 4096).cuda()).mean().backward(); optimizer.step()
+options = StateDictOptions(full_state_dict=True)
+torch.save(get_model_state_dict(model, options=options), "state.pt")
+"""
+
+
+def test_a_state_that_is_gathered_to_be_saved_is_a_phase(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("save.py").write_text(SAVING)
+    answer = traced(tmp_path / "save.py", ranks=2)
+    phases = {phase["name"]: phase["requested_bytes"] / MIB for phase in answer["phases"]}
+    shards, gradients, whole, layer = 128, 128, 256, 64
+    assert phases["saving"] == pytest.approx(shards + gradients + whole + layer, abs=18)
+    assert answer["peak"]["phase"] == "saving"
+
+
 BEGIN = "import torch, torch.distributed as dist\nfrom torch import nn\nmodel = nn.Linear(8, 8).cuda()\n"
 TRAIN = """
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

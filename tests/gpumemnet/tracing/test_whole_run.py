@@ -151,6 +151,64 @@ for i in range(10000):
         256 + WORKSPACE + 4,
         "their gradients and state take 768 MiB more",
     ),
+    "counting": Case(  # weights, gradients, and from the tenth pass on a copy of the batch too
+        """
+class Counting(nn.Linear):
+    calls = 0
+    def forward(self, x):
+        self.calls += not self.training
+        return super().forward(x if self.calls < 10 else torch.cat([x] * 4))
+model = Counting(4096, 4096).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(3): step(optimizer, model(torch.randn(8, 4096).cuda()).mean())
+model.eval()
+with torch.no_grad():
+    for i in range(40): model(torch.randn(4096, 4096).cuda())
+""",
+        2 * 64 + 64 + 2 * 256,
+        2 * 64 + 64 + 2 * 256 + WORKSPACE + 1,
+        "the peak is not in the first steps: evaluation",
+    ),
+    "cached": Case(  # weights, gradients, the cache of 531 tokens and that of 530, logits
+        """
+class Cached(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(1000, 1024), nn.Linear(1024, 1000)
+    def forward(self, x, cache=None):
+        h = self.embed(x)
+        if cache is not None:
+            cache["h"] = h if "h" not in cache else torch.cat((cache["h"], h), 1)
+        return self.head(h)
+model = Cached().cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(3):
+    x = torch.randint(0, 1000, (16, 32)).cuda()
+    step(optimizer, cross_entropy(model(x).flatten(0, 1), x.flatten()))
+with torch.no_grad():
+    cache, x = {}, torch.randint(0, 1000, (64, 32)).cuda()
+    for i in range(500): x = model(x, cache)[:, -1:].argmax(-1)
+""",
+        (4 * 1024 * 1000 + 64 * 1024 * (531 + 530)) * 4 / MIB,
+        (4 * 1024 * 1000 + 64 * 1024 * (531 + 530)) * 4 / MIB + WORKSPACE + 1,
+        "the peak is not in the first steps: generation",
+    ),
+    "acting": Case(  # of two networks weights, gradients, two moments; temporaries of the step
+        """
+def network(inputs): return nn.Sequential(nn.Linear(inputs, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 4)).cuda()
+actor, critic = network(16), network(20)
+a, c = torch.optim.Adam(actor.parameters()), torch.optim.Adam(critic.parameters())
+for i in range(10000):
+    action = actor(torch.rand(1, 16).cuda()).cpu().data.numpy().flatten()
+    if i < 100: continue
+    x = torch.rand(256, 16).cuda()
+    with torch.no_grad(): target = critic(torch.cat([x, actor(x)], 1))
+    step(c, (critic(torch.cat([x, torch.rand(256, 4).cuda()], 1)) - target).pow(2).mean())
+    if i % 2 == 0: step(a, -critic(torch.cat([x, actor(x)], 1)).mean())
+""",
+        2 * 4 * 64,
+        2 * 4 * 64 + 64 + 2 * WORKSPACE,
+    ),
     "late": Case(
         """
 model = nn.Linear(256, 256).cuda()
@@ -180,4 +238,5 @@ def test_the_whole_run_counts(name: str, answers: dict[str, Any]) -> None:
     assert isinstance(answer, dict), answer
     assert case.least <= answer["requested_bytes"] / MIB <= case.most
     assert case.note in " ".join(answer["notes"])
+    assert name != "acting" or answer["batch_size"] == 256
     assert max(phase["requested_bytes"] for phase in answer["phases"]) == answer["requested_bytes"]

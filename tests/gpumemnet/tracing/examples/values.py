@@ -41,6 +41,11 @@ class Reads(nn.Module):
             largest /= 2
         return x / largest
 
+    def checked(self, x):
+        if (x < 0).any():
+            torch._assert(False, f"found {x.tolist()}")
+        return x
+
 
 def reads(how):
     return Reads(how), torch.zeros(4, 8)
