@@ -185,6 +185,8 @@ def stopped_by_answer(stop: Callable[[], None], seconds: float) -> Iterator[None
         is_over = True
         os.kill(os.getpid(), _TRAINED)
 
+    timer = Timer(seconds, over)
+
     def answered(number: int, frame: object) -> None:
         nonlocal answers, timer
         answers += 1
@@ -195,7 +197,6 @@ def stopped_by_answer(stop: Callable[[], None], seconds: float) -> Iterator[None
             timer = Timer(seconds, over)
             timer.start()
 
-    timer = Timer(seconds, over)
     before = signal.signal(_TRAINED, answered)
     try:
         yield

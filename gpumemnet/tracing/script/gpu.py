@@ -436,7 +436,7 @@ def present_gpu(
 
     def gather(state: Any, *, cpu_offload: bool = False, **options: Any) -> Any:
         def whole(tensor: Tensor) -> Tensor:
-            gathered: Any = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+            gathered: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
             return gathered.cpu() if cpu_offload else gathered
 
         observer.saves()
