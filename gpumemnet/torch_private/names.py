@@ -376,6 +376,8 @@ def _with_original(operator: Any, kernel: Callable[..., Any]) -> Callable[..., A
         # No device has this key, but PyTorch's autograd kernels are registered for it as for all
         # the others.
         other_keys = keys.remove(key.AutogradMeta).add(key.AutogradOther)
+        # While Dynamo and AOTAutograd trace, this key would choose our own kernel again.
+        other_keys = other_keys.remove(key.PythonDispatcher)
         return kernel(partial(operator.redispatch, other_keys), *args, **kwargs)
 
     return run

@@ -80,7 +80,6 @@ MODULE_TO_EMPTY: Final = TorchName(
 )
 MODULE_CUDA: Final = TorchName("torch.nn:Module.cuda", "move modules to the simulated GPU")
 MODULE_CALL: Final = TorchName("torch.nn:Module.__call__", "record passes that repeat")
-COMPILE: Final = TorchName("torch:compile", "trace what is not compiled")
 JIT_TRACE: Final = TorchName("torch.jit:trace", "trace what is not compiled")
 SAVE: Final = TorchName("torch:save", "write files with zeros for weights without values")
 STATE_DICTS: Final = "torch.distributed.checkpoint.state_dict"
@@ -146,6 +145,17 @@ def with_modes(modes: Modes) -> Iterator[None]:
             push, pop = _ENTER_MODE[kind]
             push.value()(mode)
             stack.callback(pop.value())
+        yield
+
+
+@contextmanager
+def without_modes() -> Iterator[None]:
+    """Context in which this thread has entered no modes."""
+    with ExitStack() as stack:
+        for kind, mode in reversed(modes_of_thread()):
+            push, pop = _ENTER_MODE[kind]
+            pop.value()()
+            stack.callback(push.value(), mode)
         yield
 
 

@@ -305,6 +305,16 @@ class Recorder(DispatchMode):
         self._stream = number
 
     @contextmanager
+    def on_stream(self, number: int | None) -> Iterator[None]:
+        """Context in which memory is allocated on another CUDA stream; ``None`` changes nothing."""
+        before = self._stream
+        self._stream = before if number is None else number
+        try:
+            yield
+        finally:
+            self._stream = before
+
+    @contextmanager
     def communicating(self) -> Iterator[None]:
         """Context of code that communicates with other ranks: what it allocates on the meta device
         is on the GPU too."""

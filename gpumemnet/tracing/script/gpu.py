@@ -36,6 +36,7 @@ from gpumemnet.extract.sparse_tensors import meta_copy
 from gpumemnet.launchers import deepspeed_engine
 from gpumemnet.physics.element_types import IMAGE_DIMENSIONS
 from gpumemnet.torch_private import script as names
+from gpumemnet.torch_private.compiler import COMPILE, MODULE_COMPILE
 from gpumemnet.torch_private.names import (
     id_of_storage,
     is_sparse,
@@ -46,6 +47,7 @@ from gpumemnet.torch_private.names import (
     without_function_modes,
 )
 from gpumemnet.tracing.operators.rules import Platform
+from gpumemnet.tracing.script.compiled import Compiler
 from gpumemnet.tracing.script.libraries import preparations, prepared
 from gpumemnet.tracing.script.processes import data_parallel_forward
 from gpumemnet.tracing.script.read_values import MAX_VALUES, ReadValues
@@ -487,6 +489,9 @@ def present_gpu(
     saved = SavedFiles(
         observer.device_of, requests.has_values, lambda: observer.live_bytes() > 0, values.note_once
     )
+    compiler = Compiler(
+        observer.recorder, lambda tensor: observer.device_of(tensor) == GPU, values.note_once
+    )
     replacements = (
         *cuda_functions(platform, observer.streams, observer.live_bytes, observer.emptied, count),
         *cuda_tensor_types(),
@@ -505,7 +510,8 @@ def present_gpu(
         (names.MODULE_TO, to),
         (names.MODULE_TO_EMPTY, to_empty),
         (names.MODULE_CUDA, lambda module, device=None: to(module, GPU)),
-        (names.COMPILE, unchanged("torch.compile")),
+        (COMPILE, compiler.compile),
+        (MODULE_COMPILE, compiler.compile_module),
         (names.JIT_TRACE, unchanged("torch.jit.trace")),
         (names.SAVE, save),
         (names.SET_DEFAULT_DEVICE, requests.set_default_device),

@@ -121,6 +121,11 @@ class ScriptModules(ModulePath):
         """Add ``module`` as a model, unless it is part of a known one."""
         if module in self._names:
             return
+        inner = getattr(module, "_orig_mod", None)
+        if isinstance(inner, nn.Module):  # of torch.compile
+            self.learn(inner)
+            self._names[module] = self._names[inner]
+            return
         self.models.append(module)
         root = type(module).__name__
         for name, child in module.named_modules():

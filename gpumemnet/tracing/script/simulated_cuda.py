@@ -177,6 +177,17 @@ _ACCELERATOR_FROM_CUDA: Final = {
     "get_memory_info": "mem_get_info",
 }
 """Function of ``torch.accelerator`` → the function of ``torch.cuda`` that answers in its place."""
+_OTHER_PROPERTIES: Final = {
+    "max_threads_per_multi_processor": 2048,
+    "max_threads_per_block": 1024,
+    "regs_per_multiprocessor": 65536,
+    "warp_size": 32,
+    "shared_memory_per_block": 48 << 10,
+    "shared_memory_per_block_optin": 99 << 10,
+    "L2_cache_size": 40 << 20,
+    "gcnArchName": "",
+}
+"""Properties that hardly differ between GPUs."""
 _RANDOM_STATE_BYTES: Final = 16
 
 
@@ -216,6 +227,7 @@ def cuda_functions(
             minor=minor,
             total_memory=total_bytes,
             multi_processor_count=device.multiprocessors,
+            **_OTHER_PROPERTIES,
         )
 
     def statistics(*args: object) -> OrderedDict[str, int]:
@@ -232,6 +244,9 @@ def cuda_functions(
         return lambda *args, **kwargs: (
             value
         )  # one function for each name: Dynamo's tables, once loaded, are keyed by identity
+
+    def another(function: Callable[..., object]) -> Callable[..., object]:
+        return lambda *args, **kwargs: function(*args, **kwargs)
 
     def allocated() -> Callable[..., int]:
         return lambda *args, **kwargs: live_bytes()
@@ -275,11 +290,12 @@ def cuda_functions(
         "get_rng_state_all": lambda: [random_state() for _ in range(count)],
         "device": _SameDevice,
         "device_of": _SameDevice,
+        "_DeviceGuard": _SameDevice,
     }
     functions |= {name: getattr(streams, name) for name in _STREAMS}
     named = {f"torch.cuda:{name}": function for name, function in functions.items()}
     named |= {
-        f"torch.accelerator:{name}": functions[cuda_name]
+        f"torch.accelerator:{name}": another(functions[cuda_name])
         for name, cuda_name in _ACCELERATOR_FROM_CUDA.items()
     }
     named["torch.accelerator:current_accelerator"] = lambda check_available=False: torch.device(

@@ -1,0 +1,160 @@
+"""Private names of Dynamo, AOTAutograd and Inductor, as of PyTorch 2.11 to 2.13: how a function is
+captured, and how Inductor plans the buffers of a graph for a CUDA device that is not there.
+
+Importing them takes seconds, so each is looked up when it is used.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from importlib import import_module
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from gpumemnet.torch_private.names import TorchName, replaced
+
+_CAPTURE: Final = "capture what torch.compile compiles"
+_PLAN: Final = "let Inductor plan the memory of compiled code without a GPU"
+COMPILE: Final = TorchName("torch:compile", _CAPTURE)
+MODULE_COMPILE: Final = TorchName("torch.nn:Module.compile", _CAPTURE)
+DESCRIBE_TENSOR: Final = TorchName(
+    "torch._subclasses.meta_utils:MetaTensorDescriber.describe_tensor", _CAPTURE
+)
+FAKE_DISPATCH: Final = TorchName("torch._subclasses.fake_tensor:FakeTensorMode.dispatch", _CAPTURE)
+GLOBAL_HOOKS: Final = tuple(
+    TorchName(f"torch.nn.modules.module:_global_{name}", _CAPTURE)
+    for name in (
+        *("forward_pre_hooks", "forward_hooks", "forward_hooks_with_kwargs"),
+        "forward_hooks_always_called",
+    )
+)
+_CUDA: Final = torch.device("cuda", 0)
+_IS_AVAILABLE: Final = TorchName("torch.cuda:is_available", _PLAN)
+_PROPERTIES: Final = TorchName("torch.cuda:get_device_properties", _PLAN)
+_INTERFACE: Final = "torch._dynamo.device_interface:CudaInterface"
+_TRITON: Final = "torch._inductor.codegen.triton"
+_PATTERNS: Final = TorchName("torch._inductor.fx_passes.post_grad:lazy_init", _PLAN)
+
+
+def is_disabled() -> bool:
+    """Whether the environment tells PyTorch to compile nothing."""
+    return any(
+        os.environ.get(name, "0") == "1" for name in ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
+    )
+
+
+def optimized(
+    compile: Callable[..., Any],
+    function: Callable[..., Any],
+    dynamic: bool | None,
+    planned: Callable[[str], Callable[[list[Any]], Any]],
+    outside: Callable[[], Any],
+) -> Callable[..., Any]:
+    """Return ``function`` as one compiled graph, forward and backward.
+
+    Args:
+        compile: ``torch.compile``.
+        function: the function.
+        dynamic: whether sizes are symbols.
+        planned: returns what runs the wrapper of a graph, of which it gets the source.
+        outside: context in which graphs are lowered; the backward graph is when it first runs.
+    """
+    inductor: Any = import_module("torch._inductor.compile_fx")
+    config = {"use_joint_graph_passes": False, "fx_graph_cache": False}
+
+    def inner(graph: Any, inputs: Sequence[Any], **options: Any) -> Callable[[list[Any]], Any]:
+        with outside():
+            return planned(_wrapper_source(graph, inputs, options))
+
+    def backend(graph: Any, inputs: Sequence[Any]) -> Any:
+        return inductor.compile_fx(graph, inputs, inner_compile=inner, config_patches=config)
+
+    with import_module("torch._dynamo.config").patch(wrap_top_frame=True):
+        compiled: Callable[..., Any] = compile(
+            function, backend=backend, fullgraph=True, dynamic=dynamic
+        )
+    return compiled
+
+
+@contextmanager
+def without_caches() -> Iterator[None]:
+    """Context in which Dynamo and AOTAutograd keep no graphs on the disk."""
+    with import_module("torch._functorch.config").patch(enable_autograd_cache=False):
+        yield
+
+
+def _wrapper_source(graph: Any, inputs: Sequence[Any], options: dict[str, Any]) -> str:
+    """Return the source of the Python code that Inductor writes around the kernels of a graph.
+
+    It is lowered as ``_InProcessFxCompile.codegen_and_compile`` in
+    ``torch/_inductor/compile_fx.py`` does, for CUDA, and without the source of any kernel.
+    """
+    inductor: Any = import_module("torch._inductor.compile_fx")
+    lowering: Any = import_module("torch._inductor.graph").GraphLowering
+    virtual: Any = import_module("torch._inductor.virtualized").V
+    debug: Any = import_module("torch._inductor.debug").DebugContext
+    mode = inductor.detect_fake_mode(inputs)
+
+    def on_cuda(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.is_meta:
+            return value
+        with mode:
+            return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=_CUDA)
+
+    with ExitStack() as stack:
+        _learn_patterns()
+        stack.enter_context(replaced(_stand_ins()))
+        stack.enter_context(torch.no_grad())
+        given = [on_cuda(value) for value in inputs]
+        for node in graph.graph.nodes:
+            device = node.kwargs.get("device")
+            if device is not None and torch.device(device).type == "meta":
+                node.kwargs = {**node.kwargs, "device": _CUDA}
+        inductor.view_to_reshape(graph)
+        inductor.fake_tensor_prop(graph, given)
+        inductor._recursive_record_original_output_strides(graph)
+        stack.enter_context(virtual.set_fake_mode(mode))
+        is_inference = bool(options.get("is_inference"))
+        inductor._recursive_post_grad_passes(graph, is_inference=is_inference)
+        lowered = lowering(
+            graph,
+            example_inputs=given,
+            shape_env=inductor.shape_env_from_inputs(given),
+            is_backward=bool(options.get("is_backward")),
+            is_inference=is_inference,
+        )
+        stack.enter_context(virtual.set_graph_handler(lowered))
+        stack.enter_context(virtual.set_debug_handler(debug()))
+        lowered.run(*given)
+        return str(lowered.codegen()[0].value)
+
+
+@cache
+def _learn_patterns() -> None:
+    """Load the patterns of graph passes, which PyTorch makes once, on the device that it has."""
+    with replaced([(_IS_AVAILABLE, lambda: False)]):
+        _PATTERNS.value()(torch.device("cpu"))
+
+
+def _stand_ins() -> list[tuple[TorchName, object]]:
+    """What stands for CUDA and Triton while Inductor plans."""
+    properties = staticmethod(_PROPERTIES.value())
+    kernel = f"{_TRITON}:TritonKernel"
+    stand_ins: dict[str, object] = {
+        f"{_INTERFACE}.get_device_properties": properties,
+        f"{_INTERFACE}.Worker.get_device_properties": properties,
+        "torch.version:cuda": "13.0",
+        "torch._inductor.scheduler:has_triton": lambda: True,
+        f"{kernel}.codegen_kernel": lambda kernel, name=None: "",
+        f"{kernel}.call_kernel": lambda *args, **kwargs: None,
+        f"{_TRITON}:TritonScheduling.define_kernel": lambda *args: "kernel",
+    }
+    return [
+        (_PATTERNS, lambda *args: None),
+        *((TorchName(path, _PLAN), value) for path, value in stand_ins.items()),
+    ]

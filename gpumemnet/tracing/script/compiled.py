@@ -1,0 +1,226 @@
+"""``torch.compile`` on the simulated GPU: the memory of the code that Inductor generates.
+
+Dynamo and AOTAutograd capture a function on fake tensors, and the min-cut partitioner chooses what
+is saved for the backward pass, all as on a GPU.  Inductor then lowers each graph for a CUDA device
+that is not there, fuses it and plans its buffers.  The wrapper that it writes allocates, reuses and
+frees these buffers; this wrapper runs, on meta tensors, and its Triton kernels do not.  So nothing
+is compiled, and neither a GPU nor Triton is needed.
+
+Fake tensors are on the meta device while autograd sees them, because PyTorch without CUDA has no
+autograd for CUDA tensors, and because the corrections of :mod:`gpumemnet.tracing.operators` hold
+there.  Each graph is moved to CUDA once it is partitioned.  What cannot be captured as one graph
+runs eagerly, and the modules in it are compiled each on its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import wraps
+from itertools import count
+from types import MethodType
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from gpumemnet.torch_private import compiler as names
+from gpumemnet.torch_private.names import aten, replaced, without_function_modes
+from gpumemnet.torch_private.script import MODULE_CALL, modes_of_thread, with_modes, without_modes
+from gpumemnet.tracing.recorder import Recorder
+
+_META: Final = torch.device("meta")
+_NOTE: Final = (
+    "torch.compile: what Inductor's own plan saves, fuses and reuses is counted; "
+    "with TORCH_COMPILE_DISABLE=1 in the environment the trace counts the code as it is without compiling"
+)
+_GRAPHS: Final = "triton.cudagraphs"
+_GRAPH_MODES: Final = ("reduce-overhead", "max-autotune")
+"""Modes that use CUDA graphs."""
+_POOLS: Final = count(1 << 20)
+"""Numbers of streams that stand for the private pools of CUDA graphs."""
+
+
+class Compiler:
+    """Compiles functions of a script as ``torch.compile`` does.
+
+    Args:
+        recorder: records what compiled code allocates.
+        on_gpu: whether a tensor is on the simulated GPU.
+        note: called with a note.
+    """
+
+    def __init__(
+        self, recorder: Recorder, on_gpu: Callable[[Tensor], bool], note: Callable[[str], None]
+    ) -> None:
+        self._recorder = recorder
+        self._on_gpu = on_gpu
+        self._note = note
+        self._compile: Callable[..., Any] = names.COMPILE.value()
+        self._call: Callable[..., Any] = MODULE_CALL.value()
+        self._modes: Any = ()
+        self._dispatch: Any = None
+
+    def compile(self, model: Any = None, **options: Any) -> Any:
+        """Take the place of ``torch.compile``."""
+        if model is None:
+            return lambda function: self.compile(function, **options)
+        backend, mode = options.get("backend", "inductor"), options.get("mode")
+        if options.get("disable") or names.is_disabled():
+            return model
+        if backend != "inductor":
+            self._note(f"torch.compile with the backend {backend!r} was left out")
+            return model
+        if mode and mode.startswith("max-autotune"):
+            self._note("torch.compile: what max-autotune takes while it searches is not counted")
+        is_graph = mode in _GRAPH_MODES or bool((options.get("options") or {}).get(_GRAPHS))
+        settings = (options.get("dynamic"), next(_POOLS) if is_graph else None)
+        if not isinstance(model, nn.Module):
+            return self.compiled(model, *settings)
+        shown = self._compile(model, backend="eager")
+        shown.forward = self.compiled(MethodType(self._call, model), *settings, module=model)
+        return shown
+
+    def compile_module(self, module: nn.Module, **options: Any) -> None:
+        """Take the place of ``nn.Module.compile``, which compiles in place."""
+        vars(module)["forward"] = self.compile(module.forward, **options)
+
+    def compiled(
+        self,
+        function: Callable[..., Any],
+        dynamic: bool | None,
+        pool: int | None,
+        module: nn.Module | None = None,
+    ) -> Callable[..., Any]:
+        """Return ``function`` as it runs where it is compiled.
+
+        Args:
+            function: the function.
+            dynamic: whether sizes are symbols.
+            pool: the stream whose pool it allocates from; that of the current stream by default.
+            module: the module that is called, if one is.
+        """
+        graph: Callable[..., Any] | None = None
+        is_eager = False
+
+        @wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            nonlocal graph, is_eager
+            if is_eager:
+                return function(*args, **kwargs)
+            self._modes = self._modes or modes_of_thread()
+            try:
+                with self._hidden():
+                    graph = graph or names.optimized(
+                        self._compile, function, dynamic, lambda code: self._runs(code, pool), self._lowering
+                    )
+                    result = graph(*args, **kwargs)
+                self._note(_NOTE)
+                return result
+            except Exception as error:
+                import traceback; traceback.print_exc()
+                import sys  # DEBUG
+                sys.settrace(None)
+                is_eager = True
+                parts = _parts(module) if module is not None else []
+                what = "its modules are compiled each on its own" if parts else "it is counted as it is without compiling"
+                self._note(
+                    f"torch.compile: {_name(function, module)} is not captured as one graph ({_first_line(error)}); {what}"
+                )
+                for part in parts:
+                    vars(part)["forward"] = self.compiled(part.forward, dynamic, pool, part)
+            return function(*args, **kwargs)
+
+        return run
+
+    @contextmanager
+    def _hidden(self) -> Iterator[None]:
+        """Context in which Dynamo and AOTAutograd see nothing of the trace."""
+        describe, dispatch = names.DESCRIBE_TENSOR.value(), names.FAKE_DISPATCH.value()
+        self._dispatch = dispatch
+
+        def described(describer: Any, tensor: Tensor, **options: Any) -> Any:
+            found = describe(describer, tensor, **options)
+            if found.device.type == "cpu" and self._on_gpu(tensor):
+                return replace(found, device=_META)
+            return found
+
+        def dispatched(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            named = dict(kwargs or {})
+            if named.get("device") is not None and torch.device(named["device"]).type == "cuda":
+                named["device"] = _META
+            return dispatch(mode, func, types, args, named)
+
+        hidden = [
+            (names.DESCRIBE_TENSOR, described),
+            (names.FAKE_DISPATCH, dispatched),
+            (MODULE_CALL, self._call),
+            *((name, {}) for name in names.GLOBAL_HOOKS),
+        ]
+        with without_modes(), names.without_caches(), replaced(hidden):
+            yield
+
+    @contextmanager
+    def _lowering(self) -> Iterator[None]:
+        """Context in which Inductor sees fake tensors on CUDA, and nothing of the trace."""
+        with without_modes(), replaced([(names.FAKE_DISPATCH, self._dispatch)]):
+            yield
+
+    def _runs(self, code: str, pool: int | None) -> Callable[[list[Any]], Any]:
+        """Return a function that runs the wrapper ``code`` on the simulated GPU."""
+        space: dict[str, Any] = {}
+        exec(code, space)  # noqa: S102 - PyTorch has generated it
+        space["empty_strided_cuda"] = self._allocate
+        space["assert_size_stride"] = space["assert_alignment"] = lambda *args: None
+        space["extern_kernels"] = _ExternKernels(self._recorder)
+
+        def run(args: list[Any]) -> Any:
+            modes = () if modes_of_thread() else self._modes
+            with with_modes(modes), without_function_modes(), self._recorder.on_stream(pool):
+                return space["call"](args)
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    def _allocate(self, size: Any, stride: Any, dtype: torch.dtype) -> Tensor:
+        made = torch.empty_strided(size, stride, dtype=dtype, device=_META)
+        self._recorder.requested(made, "inductor")
+        return made
+
+
+class _ExternKernels:
+    """``extern_kernels`` of a wrapper: libraries that write into one of Inductor's buffers."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        operator = getattr(aten, name.removeprefix("bias_")).default
+
+        def run(*args: Any, out: Tensor | None = None, **named: Any) -> Any:
+            if out is None:
+                return operator(*args, **named)
+            self._recorder.called(operator, (), ())
+            return out
+
+        return run
+
+
+def _parts(module: nn.Module) -> list[nn.Module]:
+    """The modules right below ``module`` that have parts themselves."""
+    found: list[nn.Module] = []
+    for child in module.children():
+        if type(child).forward is nn.Module.forward:  # a list
+            found += _parts(child)
+        elif next(child.children(), None) is not None:
+            found.append(child)
+    return found
+
+
+def _name(function: Callable[..., Any], module: nn.Module | None) -> str:
+    return type(module).__name__ if module is not None else getattr(function, "__qualname__", "a function")
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
