@@ -14,7 +14,6 @@ from importlib import import_module
 from typing import Any, Final
 
 import torch
-from torch import Tensor
 
 from gpumemnet.torch_private.names import TorchName, replaced
 
@@ -38,13 +37,18 @@ _IS_AVAILABLE: Final = TorchName("torch.cuda:is_available", _PLAN)
 _PROPERTIES: Final = TorchName("torch.cuda:get_device_properties", _PLAN)
 _INTERFACE: Final = "torch._dynamo.device_interface:CudaInterface"
 _TRITON: Final = "torch._inductor.codegen.triton"
-_PATTERNS: Final = TorchName("torch._inductor.fx_passes.post_grad:lazy_init", _PLAN)
+_JOINT_PASSES: Final = TorchName("torch._inductor.compile_fx:_recursive_joint_graph_passes", _PLAN)
+_PATTERNS: Final = tuple(
+    TorchName(f"torch._inductor.fx_passes.{name}:lazy_init", _PLAN)
+    for name in ("joint_graph", "post_grad")
+)
 
 
 def is_disabled() -> bool:
     """Whether the environment tells PyTorch to compile nothing."""
     return any(
-        os.environ.get(name, "0") == "1" for name in ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
+        os.environ.get(name, "0") == "1"
+        for name in ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
     )
 
 
@@ -65,20 +69,39 @@ def optimized(
         outside: context in which graphs are lowered; the backward graph is when it first runs.
     """
     inductor: Any = import_module("torch._inductor.compile_fx")
-    config = {"use_joint_graph_passes": False, "fx_graph_cache": False}
+    joint_passes = _JOINT_PASSES.value()
+
+    def joint(graph: Any, *args: Any, **options: Any) -> Any:
+        with outside():
+            _move_to_cuda(graph.graph)
+            return joint_passes(graph, *args, **options)
 
     def inner(graph: Any, inputs: Sequence[Any], **options: Any) -> Callable[[list[Any]], Any]:
         with outside():
             return planned(_wrapper_source(graph, inputs, options))
 
     def backend(graph: Any, inputs: Sequence[Any]) -> Any:
-        return inductor.compile_fx(graph, inputs, inner_compile=inner, config_patches=config)
+        _learn_patterns()
+        patterns = [(name, lambda *args: None) for name in _PATTERNS]
+        with replaced([*patterns, (_JOINT_PASSES, joint)]):
+            return inductor.compile_fx(
+                graph,
+                inputs,
+                inner_compile=inner,
+                config_patches={"joint_graph_constant_folding": False},
+            )
 
     with import_module("torch._dynamo.config").patch(wrap_top_frame=True):
         compiled: Callable[..., Any] = compile(
             function, backend=backend, fullgraph=True, dynamic=dynamic
         )
     return compiled
+
+
+def boxed(run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """Mark that ``run`` takes its arguments as a list, which it empties."""
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
 
 
 @contextmanager
@@ -99,24 +122,12 @@ def _wrapper_source(graph: Any, inputs: Sequence[Any], options: dict[str, Any]) 
     virtual: Any = import_module("torch._inductor.virtualized").V
     debug: Any = import_module("torch._inductor.debug").DebugContext
     mode = inductor.detect_fake_mode(inputs)
-
-    def on_cuda(value: Any) -> Any:
-        if not isinstance(value, Tensor) or not value.is_meta:
-            return value
-        with mode:
-            return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=_CUDA)
-
     with ExitStack() as stack:
-        _learn_patterns()
         stack.enter_context(replaced(_stand_ins()))
         stack.enter_context(torch.no_grad())
-        given = [on_cuda(value) for value in inputs]
-        for node in graph.graph.nodes:
-            device = node.kwargs.get("device")
-            if device is not None and torch.device(device).type == "meta":
-                node.kwargs = {**node.kwargs, "device": _CUDA}
+        given = [_on_cuda(value) for value in inputs]
+        _move_to_cuda(graph.graph)
         inductor.view_to_reshape(graph)
-        inductor.fake_tensor_prop(graph, given)
         inductor._recursive_record_original_output_strides(graph)
         stack.enter_context(virtual.set_fake_mode(mode))
         is_inference = bool(options.get("is_inference"))
@@ -134,11 +145,33 @@ def _wrapper_source(graph: Any, inputs: Sequence[Any], options: dict[str, Any]) 
         return str(lowered.codegen()[0].value)
 
 
+def _move_to_cuda(graph: Any) -> None:
+    """Move the nodes of a graph from the meta device to CUDA."""
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        node.meta["val"] = (
+            type(value)(map(_on_cuda, value)) if type(value) in (list, tuple) else _on_cuda(value)
+        )
+        device = node.kwargs.get("device")
+        if device is not None and torch.device(device).type == "meta":
+            node.kwargs = {**node.kwargs, "device": _CUDA}
+
+
+def _on_cuda(value: Any) -> Any:
+    """A fake tensor on CUDA in place of one on the meta device; other values as they are."""
+    mode = getattr(value, "fake_mode", None)
+    if mode is None or value.device.type != "meta":
+        return value
+    with mode:
+        return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=_CUDA)
+
+
 @cache
 def _learn_patterns() -> None:
     """Load the patterns of graph passes, which PyTorch makes once, on the device that it has."""
     with replaced([(_IS_AVAILABLE, lambda: False)]):
-        _PATTERNS.value()(torch.device("cpu"))
+        for name in _PATTERNS:
+            name.value()(torch.device("cpu"))
 
 
 def _stand_ins() -> list[tuple[TorchName, object]]:
@@ -155,6 +188,6 @@ def _stand_ins() -> list[tuple[TorchName, object]]:
         f"{_TRITON}:TritonScheduling.define_kernel": lambda *args: "kernel",
     }
     return [
-        (_PATTERNS, lambda *args: None),
+        *((name, lambda *args: None) for name in _PATTERNS),
         *((TorchName(path, _PLAN), value) for path, value in stand_ins.items()),
     ]

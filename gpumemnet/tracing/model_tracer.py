@@ -115,7 +115,9 @@ KNOWN_DIFFERENCES: Final = (
     Difference("CTC loss", "the native kernel's tensors are counted instead", ("ctc",)),
     # On CUDA: fuses operators, and saves or recomputes what it chooses
     # (torch/_functorch/partitioners.py).
-    Difference("torch.compile", "the model is traced as if it were not compiled"),
+    Difference(
+        "torch.compile", "a model is traced as if it were not compiled; in a script, it is compiled"
+    ),
 )
 """What a trace gets wrong, where nothing corrects it or not all of it."""
 

@@ -38,6 +38,8 @@ _NOTE: Final = (
 _GRAPHS: Final = "triton.cudagraphs"
 _GRAPH_MODES: Final = ("reduce-overhead", "max-autotune")
 """Modes that use CUDA graphs."""
+_MOST_LAYERS: Final = 200
+"""Most layers of a model that is captured as a whole, which takes a tenth of a second each."""
 _POOLS: Final = count(1 << 20)
 """Numbers of streams that stand for the private pools of CUDA graphs."""
 
@@ -49,11 +51,18 @@ class Compiler:
         recorder: records what compiled code allocates.
         on_gpu: whether a tensor is on the simulated GPU.
         note: called with a note.
+        starting: called with the arguments of a function that runs as a graph, in which no module
+            is seen.
     """
 
     def __init__(
-        self, recorder: Recorder, on_gpu: Callable[[Tensor], bool], note: Callable[[str], None]
+        self,
+        recorder: Recorder,
+        on_gpu: Callable[[Tensor], bool],
+        note: Callable[[str], None],
+        starting: Callable[[object], None],
     ) -> None:
+        self._starting = starting
         self._recorder = recorder
         self._on_gpu = on_gpu
         self._note = note
@@ -102,34 +111,47 @@ class Compiler:
             module: the module that is called, if one is.
         """
         graph: Callable[..., Any] | None = None
+        parts = _parts(module) if module is not None else []
         is_eager = False
+
+        def compile_parts(why: str) -> None:
+            nonlocal is_eager
+            is_eager = True
+            shown = type(module).__name__ if module is not None else _name(function)
+            how = (
+                "the modules in it are compiled each on its own, and what is between them is not"
+                if parts
+                else "it is counted as it is without compiling, which usually takes more"
+            )
+            self._note(f"torch.compile: {shown} is not captured as one graph ({why}): {how}")
+            for part in parts:
+                vars(part)["forward"] = self.compiled(part.forward, dynamic, pool, part)
+
+        if parts and sum(1 for each in module.modules() if not _has_children(each)) > _MOST_LAYERS:  # type: ignore[union-attr]
+            compile_parts("to capture it would take minutes")
 
         @wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
-            nonlocal graph, is_eager
+            nonlocal graph
             if is_eager:
                 return function(*args, **kwargs)
             self._modes = self._modes or modes_of_thread()
             try:
                 with self._hidden():
                     graph = graph or names.optimized(
-                        self._compile, function, dynamic, lambda code: self._runs(code, pool), self._lowering
+                        self._compile,
+                        function,
+                        dynamic,
+                        lambda code: self._runs(code, pool),
+                        self._lowering,
                     )
                     result = graph(*args, **kwargs)
                 self._note(_NOTE)
+                if module is None:
+                    self._starting((args, kwargs))
                 return result
             except Exception as error:
-                import traceback; traceback.print_exc()
-                import sys  # DEBUG
-                sys.settrace(None)
-                is_eager = True
-                parts = _parts(module) if module is not None else []
-                what = "its modules are compiled each on its own" if parts else "it is counted as it is without compiling"
-                self._note(
-                    f"torch.compile: {_name(function, module)} is not captured as one graph ({_first_line(error)}); {what}"
-                )
-                for part in parts:
-                    vars(part)["forward"] = self.compiled(part.forward, dynamic, pool, part)
+                compile_parts(_first_line(error))
             return function(*args, **kwargs)
 
         return run
@@ -180,8 +202,7 @@ class Compiler:
             with with_modes(modes), without_function_modes(), self._recorder.on_stream(pool):
                 return space["call"](args)
 
-        run._boxed_call = True  # type: ignore[attr-defined]
-        return run
+        return names.boxed(run)
 
     def _allocate(self, size: Any, stride: Any, dtype: torch.dtype) -> Tensor:
         made = torch.empty_strided(size, stride, dtype=dtype, device=_META)
@@ -213,13 +234,17 @@ def _parts(module: nn.Module) -> list[nn.Module]:
     for child in module.children():
         if type(child).forward is nn.Module.forward:  # a list
             found += _parts(child)
-        elif next(child.children(), None) is not None:
+        elif _has_children(child):
             found.append(child)
     return found
 
 
-def _name(function: Callable[..., Any], module: nn.Module | None) -> str:
-    return type(module).__name__ if module is not None else getattr(function, "__qualname__", "a function")
+def _has_children(module: nn.Module) -> bool:
+    return next(module.children(), None) is not None
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__qualname__", "a function"))
 
 
 def _first_line(error: Exception) -> str:

@@ -490,7 +490,10 @@ def present_gpu(
         observer.device_of, requests.has_values, lambda: observer.live_bytes() > 0, values.note_once
     )
     compiler = Compiler(
-        observer.recorder, lambda tensor: observer.device_of(tensor) == GPU, values.note_once
+        observer.recorder,
+        lambda tensor: observer.device_of(tensor) == GPU,
+        values.note_once,
+        observer.graph_runs,
     )
     replacements = (
         *cuda_functions(platform, observer.streams, observer.live_bytes, observer.emptied, count),
@@ -511,7 +514,7 @@ def present_gpu(
         (names.MODULE_TO_EMPTY, to_empty),
         (names.MODULE_CUDA, lambda module, device=None: to(module, GPU)),
         (COMPILE, compiler.compile),
-        (MODULE_COMPILE, compiler.compile_module),
+        (MODULE_COMPILE, lambda module, **options: compiler.compile_module(module, **options)),
         (names.JIT_TRACE, unchanged("torch.jit.trace")),
         (names.SAVE, save),
         (names.SET_DEFAULT_DEVICE, requests.set_default_device),

@@ -327,6 +327,12 @@ class ScriptObserver:
         if storage_id(tensor) not in self._deferred:
             self.recorder.arrived(tensor, "parameter" if is_parameter else "buffer", "")
 
+    def graph_runs(self, arguments: object) -> None:
+        """A compiled function has run, in which no module was seen."""
+        given = [tensor for tensor in tensors_in(arguments) if tensor.ndim]
+        if not self.modules.depth and given and self.recorder.has_live_storages:
+            self.batch_size = self.batch_size or given[0].shape[0]
+
     def live_bytes(self) -> int:
         """Return the bytes that are allocated now."""
         return self.recorder.live_bytes()

@@ -1,0 +1,83 @@
+"""``torch.compile`` in scripts: what is saved, fused and reused, against hand counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gpumemnet.tracing import script_child
+
+ROWS, WIDTH = 4096, 1024
+TENSOR = 4 * ROWS * WIDTH
+
+SCRIPT = """
+import torch
+from torch import nn
+model = nn.Sequential({layers}).cuda()
+{before}
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for _ in range(3):
+    x = torch.randn({rows}, {width}, device="cuda")
+    {forward}.sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+LINEAR = f"nn.Linear({WIDTH}, {WIDTH})"
+GELU = f"{LINEAR}, nn.GELU(), nn.LayerNorm({WIDTH}), {LINEAR}"
+BREAKS = """
+class Prints(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+    def forward(self, x):
+        print("a graph break")
+        return self.inner(x)
+model = torch.compile(Prints(model))
+"""
+WAYS = {
+    "model": ("model = torch.compile(model)", "model(x)"),
+    "in place": ("model.compile()", "model(x)"),
+    "function": ("function = torch.compile(lambda x: model(x), fullgraph=True)", "function(x)"),
+    "graph break": (BREAKS, "model(x)"),
+}
+
+
+WEIGHTS = 4 * (2 * (WIDTH**2 + WIDTH) + 2 * WIDTH)
+LAST_GRADIENTS = 4 * (WIDTH**2 + WIDTH)
+MEAN_AND_DEVIATION = 2 * 4 * ROWS
+WORKSPACES = 2 * (8 << 20) + (256 << 10)
+SCALARS = 2 * 4
+"""The loss, and the gradient of it."""
+PARTIAL_SUMS = 4 * 32 * WIDTH
+"""Of the gradients of the layer norm's weights, in two stages."""
+
+
+def traced(folder: Path, before: str, forward: str = "model(x)") -> Any:
+    script = folder / "train.py"
+    script.write_text(
+        SCRIPT.format(layers=GELU, before=before, forward=forward, rows=ROWS, width=WIDTH)
+    )
+    return script_child.traced(script, (), None)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_saved_fused_and_freed(way: str, tmp_path: Path) -> None:
+    """The peak is in the backward pass of the GELU and the layer norm.  Kept are the input and what
+    the first layer returns, from which the output of the GELU is computed again; what the layer norm
+    returned is freed.  One kernel makes the gradient of the first layer from that of the second."""
+    answer = traced(tmp_path, *WAYS[way])
+    saved, gradients = 2 * TENSOR + MEAN_AND_DEVIATION + SCALARS, 2 * TENSOR + PARTIAL_SUMS
+    assert answer["requested_bytes"] == (WEIGHTS + LAST_GRADIENTS + saved + gradients + WORKSPACES)
+    assert any("Inductor's own plan" in note for note in answer["notes"])
+    assert answer["batch_size"] == ROWS
+
+
+def test_without_compiling_the_output_of_the_gelu_is_saved_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
+    answer = traced(tmp_path, *WAYS["model"])
+    assert answer["parts"]["saved_activation"] == 3 * TENSOR + MEAN_AND_DEVIATION + SCALARS
+    assert not any("torch.compile" in note for note in answer["notes"])
