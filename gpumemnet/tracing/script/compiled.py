@@ -127,7 +127,8 @@ class Compiler:
             for part in parts:
                 vars(part)["forward"] = self.compiled(part.forward, dynamic, pool, part)
 
-        if parts and sum(1 for each in module.modules() if not _has_children(each)) > _MOST_LAYERS:  # type: ignore[union-attr]
+        layers = [] if module is None else [*module.modules()]
+        if parts and sum(not _has_children(each) for each in layers) > _MOST_LAYERS:
             compile_parts("to capture it would take minutes")
 
         @wraps(function)
