@@ -14,19 +14,20 @@ runs eagerly, and the modules in it are compiled each on its own.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
 from itertools import count
-from types import MethodType
+from types import FrameType, MethodType
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from gpumemnet.torch_private import compiler as names
-from gpumemnet.torch_private.names import aten, replaced, without_function_modes
+from gpumemnet.torch_private.names import CHECKPOINT_FILE, aten, replaced, without_function_modes
 from gpumemnet.torch_private.script import MODULE_CALL, modes_of_thread, with_modes, without_modes
 from gpumemnet.tracing.recorder import Recorder
 
@@ -134,7 +135,7 @@ class Compiler:
         @wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
             nonlocal graph
-            if is_eager:
+            if is_eager or _is_checkpointed():
                 return function(*args, **kwargs)
             self._modes = self._modes or modes_of_thread()
             try:
@@ -238,6 +239,14 @@ def _parts(module: nn.Module) -> list[nn.Module]:
         elif _has_children(child):
             found.append(child)
     return found
+
+
+def _is_checkpointed() -> bool:
+    """Whether a checkpoint calls, which computes its part again: that part runs eagerly."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != CHECKPOINT_FILE:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _has_children(module: nn.Module) -> bool:
