@@ -610,14 +610,15 @@ def _segments(moments: list[_Moment]) -> float:
         if moment is moments[0]:
             split, moved = [0.0] * BLOCK_CLASSES, [0.0] * BLOCK_CLASSES
         spare = [0.0] * BLOCK_CLASSES
+        held, gradients = moment.held.tolist(), moment.gradients.tolist()
         for at in range(BLOCK_CLASSES - 1, 0, -1):
             # Gradients fill one segment after another: what is split counts as whole segments.
             whole = -(-split[at] // BLOCK_TOPS[at - 1]) * BLOCK_TOPS[at - 1]
-            missing = moment.held[at + 1] - moved[at] - max(reserved[at] - whole, 0.0)
+            missing = held[at + 1] - moved[at] - max(reserved[at] - whole, 0.0)
             spare[at] = max(-missing, 0.0)
-            stays = moment.gradients[at + 1] - moved[at]
-            for larger in range(at + 1, BLOCK_CLASSES):
-                taken = min(max(missing, 0.0), spare[larger])
+            stays = gradients[at + 1] - moved[at]
+            for larger in range(at + 1, BLOCK_CLASSES if missing > 0 else 0):
+                taken = min(missing, spare[larger])
                 spare[larger] -= taken
                 missing -= taken
                 kept = min(taken, max(stays, 0.0))
@@ -625,7 +626,7 @@ def _segments(moments: list[_Moment]) -> float:
                 split[larger] += kept
                 moved[at] += kept
             reserved[at] += max(missing, 0.0)
-        reserved[0] = max(reserved[0], moment.held[1])
+        reserved[0] = max(reserved[0], held[1])
     return sum(reserved)
 
 
