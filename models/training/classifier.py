@@ -244,9 +244,8 @@ def fitted_inputs(data: LabelledJobs, totals: LabelledJobs) -> Inputs:
         codes.append(groups.argmax(1).numpy())
         errors.append(np.log(scales / (amounts[:, 0].numpy() + SLACK_BYTES)))
     codes[0], errors[0] = codes[0][has_layers], errors[0][has_layers]
-    weights, families = (
-        np.concatenate((values[has_layers], values)) for values in (weights, families)
-    )
+    weights = np.concatenate((weights[has_layers], weights))
+    families = np.concatenate((families[has_layers], families))
     _set_centres(inputs, np.concatenate(codes), np.concatenate(errors), weights, families)
     inputs.line.float()
     with torch.no_grad():
