@@ -34,6 +34,7 @@ from gpumemnet.cli.options import (
     machine_option,
     model_option,
     named_values,
+    parse_memory,
     result_option,
     training_option,
     training_settings,
@@ -61,7 +62,14 @@ from gpumemnet.tracing.api import (
     TraceOptions,
     trace_file,
 )
-from gpumemnet.tracing.result import PART_NAMES, TOP_MODULES, TraceAnswer, answer_to_dict, shown_mib
+from gpumemnet.tracing.result import (
+    PART_NAMES,
+    TOP_MODULES,
+    HostMemory,
+    TraceAnswer,
+    answer_to_dict,
+    shown_mib,
+)
 from gpumemnet.tracing.script.start import trace_script
 from gpumemnet.units import GIB, MIB, ceil_mib
 
@@ -117,6 +125,13 @@ def trace(
         ),
     ] = DEFAULT_OPTIONS.ranks,
     gpu: TraceGpu = DEFAULT_GPU,
+    host_memory: Annotated[
+        str | None,
+        machine_option(
+            metavar="AMOUNT",
+            help="Memory of a host, such as 128GiB, for what a script keeps there.",
+        ),
+    ] = None,
     context_mib: TraceContextMib = None,
     allocator_conf: AllocatorConf = "",
     cudnn: Cudnn = OFF,
@@ -223,6 +238,11 @@ def trace(
             )
     if launch is not None:
         answer = replace(answer, notes=(*launch.notes, *answer.notes))
+    if host_memory is not None:
+        if answer.host is None:
+            raise InvalidRequestError("goes with a script, not with a factory", "host_memory")
+        host = replace(answer.host, available_bytes=parse_memory(host_memory, "host_memory"))
+        answer = replace(answer, host=host)
     _write(answer, plot, out)
     if as_json:
         typer.echo(json.dumps(answer_to_dict(answer)))
@@ -321,6 +341,8 @@ def show_trace(answer: TraceAnswer, training: Sequence[str], console: Console) -
     """
 
     console.print(_verdict(answer))
+    if answer.host is not None and answer.host.node_bytes >= MIB:
+        console.print(_host_verdict(answer.host))
     workspaces = answer.convolution_workspaces
     source = (f"convolution workspaces: {workspaces}",) if workspaces else ()
     job = (
@@ -369,6 +391,21 @@ def _verdict(answer: TraceAnswer) -> Text:
     available = "" if answer.fits else f", {amount_text(answer.available_bytes)} available"
     each = "" if answer.ranks == 1 else f" on each of {answer.ranks:,} GPUs"
     return Text.assemble(headline, f": {amounts}{available}{each}")
+
+
+def _host_verdict(host: HostMemory) -> Text:
+    fits = {
+        None: ("Host", "bold"),
+        True: ("Fits the host", f"bold {COLOURS[YES]}"),
+        False: ("Does not fit the host", f"bold {COLOURS[NO]}"),
+    }
+    each = "" if host.node_ranks == 1 else f" of {host.node_ranks:,} processes"
+    pinned = f", {host.pinned_bytes * host.node_ranks / GIB:,.2f} GiB pinned"
+    return Text.assemble(
+        fits[host.fits],
+        f": {amount_text(host.node_bytes)} for tensors{each}{pinned if host.pinned_bytes else ''}; "
+        "Python, libraries and the driver come on top",
+    )
 
 
 def amount_text(amount_bytes: int) -> str:

@@ -4,7 +4,7 @@ included.
 What is compiled when DeepSpeed is first used is left out: kernels that update parameters in place,
 pin memory or read files (``deepspeed/ops/op_builder``).  None of them allocates memory on the GPU, and
 the states of its optimizers are made in Python (``ops/adam/fused_adam.py``, ``ops/adam/cpu_adam.py``).
-Checks for overflow find none.
+Checks for overflow find none, and norms of offloaded gradients are 1.
 
 An engine steps its own optimizer once for each group of parameters (``sub_group_size``), and once
 when it is made.  Only ``DeepSpeedEngine._take_model_step`` ends a step of the script.
@@ -18,6 +18,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import torch
 from torch import Tensor
 
 from gpumemnet.errors import ExtractError
@@ -67,6 +68,12 @@ def preparations(
     def cards(module: Any) -> None:
         module.CUDA_Accelerator._get_nvml_gpu_id = lambda accelerator, number: number
 
+    def names(module: Any) -> None:
+        # parameters that are referred to weakly cannot become meta tensors
+        module.WeakIdNameMap.__setitem__ = lambda known, thing, name: known._names.update(
+            {id(thing): name}
+        )
+
     def checks(module: Any) -> None:
         module.is_invalid_grad_norm = lambda norm: False
         module.CheckOverflow.has_overflow = _finds_none
@@ -75,12 +82,16 @@ def preparations(
         optimizer = module.DeepSpeedZeroOptimizer
         within_engine(optimizer, "initialize_optimizer_states")
         optimizer.has_overflow = _finds_none
+        optimizer.complete_grad_norm_calculation_for_cpu_offload = lambda made, parameters: 1.0
         optimizer.setup_buckets = communicating(optimizer.setup_buckets)
 
     def partitioned(module: Any) -> None:
         optimizer = module.DeepSpeedZeroOptimizer_Stage3
         within_engine(optimizer, "initialize_optimizer_states")
         optimizer.has_overflow = _finds_none
+        optimizer.complete_grad_norm_calculation_for_cpu_offload = lambda made, parameters: (
+            torch.ones(())
+        )
         set_up = optimizer._setup_for_real_optimizer
 
         def classified(made: Any) -> None:
@@ -120,6 +131,7 @@ def preparations(
     return {
         "deepspeed.ops.op_builder.builder": operators,
         "deepspeed.accelerator.cuda_accelerator": cards,
+        "deepspeed.utils.debug": names,
         "deepspeed.runtime.utils": checks,
         "deepspeed.runtime.engine": engine,
         f"{_ZERO}.stage_1_and_2": replicated,

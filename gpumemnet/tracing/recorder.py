@@ -23,6 +23,7 @@ from torch import Tensor
 
 from gpumemnet.allocator import EMPTY_CACHE
 from gpumemnet.extract.module_calls import ModulePath
+from gpumemnet.launchers.host_memory import HostTensors
 from gpumemnet.torch_private.names import (
     DispatchMode,
     aten,
@@ -138,6 +139,7 @@ class Recorder(DispatchMode):
         self._stream = 0
         self._communicates = False
         self._is_absent = False
+        self.host = HostTensors()
         self._ranks = 1
         self._groups: dict[str, int] = {}
         self._is_closed = False
@@ -450,6 +452,9 @@ class Recorder(DispatchMode):
             made_there or self._any_live(args) or self._any_live(kwargs.values())
         ):
             self.ran(func, args, kwargs, outputs, fresh)
+        else:
+            for tensor in fresh:
+                self.host.allocated(tensor.untyped_storage())
         return result
 
     def ran(
@@ -498,6 +503,7 @@ class Recorder(DispatchMode):
         self, storage: torch.UntypedStorage, operator: Any, module: str, at: int | None = None
     ) -> int:
         size = storage.nbytes()
+        self.host.left(storage)
         with self._adding:
             index = len(self._storages)
             self._storages.append(

@@ -165,6 +165,36 @@ class Curve:
     phases: tuple[tuple[str, int], ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostMemory:
+    """The host memory of a script's processes, without Python, libraries and the driver.
+
+    Attributes:
+        tensor_bytes: the most that the tensors of a process take on the host, weights before they
+            move included.
+        pinned_bytes: the most that is pinned, in blocks of a power of two.
+        waiting_bytes: batches that the workers of a data loader have ready, in shared memory.
+        node_ranks: processes that train on a host.
+        available_bytes: memory of a host, where it is given.
+    """
+
+    tensor_bytes: int
+    pinned_bytes: int
+    waiting_bytes: int
+    node_ranks: int
+    available_bytes: int | None = None
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether a host has as much; ``None`` where its memory is not given."""
+        return None if self.available_bytes is None else self.node_bytes <= self.available_bytes
+
+    @property
+    def node_bytes(self) -> int:
+        """The most that all processes of a host take, if each takes what the first does."""
+        return (self.tensor_bytes + self.waiting_bytes) * self.node_ranks
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TraceAnswer:
     """The memory of one job on one GPU, or on one of several GPUs that it runs on.
@@ -208,6 +238,7 @@ class TraceAnswer:
         phases: the most that tensors take in each kind of phase of the run.
         is_lower_bound: whether the deadline was reached before the script had trained for enough
             steps: the amounts are then what it had taken until there, and training takes more.
+        host: host memory of a script; ``None`` for a model.
     """
 
     model: str
@@ -240,6 +271,7 @@ class TraceAnswer:
     selections: tuple[str, ...] = ()
     phases: tuple[PhasePeak, ...] = ()
     is_lower_bound: bool = False
+    host: HostMemory | None = None
 
     @property
     def verdict(self) -> str:
@@ -293,14 +325,19 @@ def _gib(size_bytes: int) -> str:
 
 def answer_to_dict(answer: TraceAnswer) -> dict[str, Any]:
     """Return the answer as a JSON object, with its verdict."""
-    return asdict(answer) | {"verdict": answer.verdict}
+    document = asdict(answer) | {"verdict": answer.verdict}
+    if answer.host is not None:
+        document["host"] |= {"node_bytes": answer.host.node_bytes, "fits": answer.host.fits}
+    return document
 
 
 def answer_from_dict(document: Mapping[str, Any]) -> TraceAnswer:
     """Return the answer of a JSON object from :func:`answer_to_dict`."""
     values = dict(document)
     peak = values.pop("peak")
-    curve = values.pop("curve")
+    curve, host = values.pop("curve"), values.pop("host")
+    if host is not None:
+        host = HostMemory(**{name: host[name] for name in host.keys() - {"node_bytes", "fits"}})
     del values["verdict"]
     return TraceAnswer(
         **{
@@ -315,6 +352,7 @@ def answer_from_dict(document: Mapping[str, Any]) -> TraceAnswer:
             "phases": tuple(PhasePeak(**phase) for phase in values["phases"]),
             "batches": tuple(BatchPoint(**point) for point in values["batches"]),
             "gpus": tuple(GpuFit(**fit) for fit in values["gpus"]),
+            "host": host,
             "curve": None
             if curve is None
             else Curve(

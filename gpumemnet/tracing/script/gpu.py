@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -27,7 +28,6 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from gpumemnet.errors import ExtractError
 from gpumemnet.extract.module_calls import map_tensors
 from gpumemnet.extract.placement import (
-    REAL_ELEMENTS,
     REAL_WHOLE_ELEMENTS,
     device_named,
     is_meta,
@@ -182,17 +182,10 @@ class GpuRequests(TorchFunctionMode):
         device = named.get("device")
         if device is None and self.default_device != _HOST and func in self._constructors:
             device = named["device"] = self.default_device
-        if (
-            func is torch.empty
-            and (device is None or is_meta(device))
-            and _called_from(names.LAYERS_FOLDER)
-        ):
-            named["device"] = _META  # weights: they arrive on the GPU with their module
-            result = func(*args, **named)
-            if device is not None:
-                self._observer.deferred(result)
-            return result
-        if device is not None and is_meta(device) and not _called_from(names.TORCH_FOLDER):
+        is_weight = func is torch.empty and _called_from(names.LAYERS_FOLDER)
+        if is_weight and device is None:
+            return func(*args, **{**named, "device": _META})  # it goes to the GPU with its module
+        if is_meta(device) and (is_weight or not _called_from(names.TORCH_FOLDER)):
             with self._observer.recorder.absent():
                 result = func(*args, **named)
             self._observer.deferred(result)
@@ -208,9 +201,9 @@ class GpuRequests(TorchFunctionMode):
             return result
         named.pop("pin_memory", None)
         if func in _FILLED and self._needs_no_values():
-            result = func(*args, **{**named, "device": _META})
-            if result.numel() > REAL_ELEMENTS:
-                return result
+            dtype = named.get("dtype") or torch.get_default_dtype()
+            if dtype.is_floating_point:
+                return self._on_host(partial(func, *args, **{**named, "device": _META}))
         result = func(*args, **named)
         if args:
             self._values.learn(func, args, result, _called_from(names.LBFGS_FILE))
@@ -304,13 +297,18 @@ class GpuRequests(TorchFunctionMode):
             return meta_copy(tensor)
         if not self._unknown(tensor):
             return tensor.to(_HOST, copy=True)
-        most = REAL_ELEMENTS if self._needs_no_values() else MAX_VALUES
+        most = 0 if tensor.is_floating_point() and self._needs_no_values() else MAX_VALUES
         if tensor.numel() > most:
-            with self._observer.recorder.absent():
-                return torch.empty_strided(
-                    tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta"
-                )
+            return self._on_host(partial(torch.empty_like, tensor, device="meta"))
         return self._values.on_host(function, tensor, is_lost=False)
+
+    def _on_host(self, make: Callable[[], Tensor]) -> Tensor:
+        """A meta tensor that stands for one on the host."""
+        recorder = self._observer.recorder
+        with recorder.absent():
+            made = make()
+        recorder.host.allocated(made.untyped_storage())
+        return made
 
     def _meta_on_gpu(self, tensor: Tensor) -> Tensor:
         """A part of a sparse tensor, whose parts are all on one device."""
@@ -428,6 +426,10 @@ def present_gpu(
 
         return same
 
+    def pinned(tensor: Tensor, device: object = None) -> Tensor:
+        observer.recorder.host.pinned(tensor.untyped_storage())
+        return tensor
+
     def save(value: object, f: Any, *args: Any, **kwargs: Any) -> None:
         observer.saves()
         saved.save(value, f)
@@ -507,7 +509,7 @@ def present_gpu(
                 id_of_storage(storage) if storage.device == _META else original_data_ptr(storage)
             ),
         ),
-        (names.PIN_MEMORY, lambda tensor, device=None: tensor),
+        (names.PIN_MEMORY, pinned),
         (names.RECORD_STREAM, lambda tensor, stream: None),
         (names.TENSOR_NEW, tensor_new(names.TENSOR_NEW.value())),
         (names.MODULE_TO, to),

@@ -46,7 +46,7 @@ from gpumemnet.torch_private.training import without_dynamo
 from gpumemnet.tracing.model_tracer import result_of_run
 from gpumemnet.tracing.operators.autocast import cuda_kernels
 from gpumemnet.tracing.operators.rules import Platform
-from gpumemnet.tracing.result import TraceAnswer
+from gpumemnet.tracing.result import HostMemory, TraceAnswer
 from gpumemnet.tracing.script.branches import USUAL, Assumptions
 from gpumemnet.tracing.script.gpu import GpuRequests, present_gpu
 from gpumemnet.tracing.script.observer import EnoughSteps, ScriptObserver
@@ -200,6 +200,7 @@ class ScriptRun:
     branches: tuple[str, ...]
     selections: tuple[str, ...]
     is_lower_bound: bool
+    host: HostMemory
 
 
 def trace_script(call: ScriptCall, *, with_curve: bool = False) -> TraceAnswer:
@@ -250,6 +251,7 @@ def result_of_script(run: ScriptRun, call: ScriptCall, with_curve: bool) -> Trac
         selections=run.selections,
         phases=phases,
         is_lower_bound=run.is_lower_bound,
+        host=run.host,
     )
 
 
@@ -388,6 +390,7 @@ def _shown(
             "the batch size is not known, because no module with parameters ran; 1 is shown"
         )
     names = ", ".join(dict.fromkeys(_name(model) for model in observer.models))
+    tensor_bytes, pinned_bytes = observer.recorder.host.peaks()
     return ScriptRun(
         file=file,
         timeline=timeline,
@@ -402,6 +405,12 @@ def _shown(
         branches=values.branches,
         selections=tuple(values.selections),
         is_lower_bound=observer.is_lower_bound,
+        host=HostMemory(
+            tensor_bytes=tensor_bytes,
+            pinned_bytes=pinned_bytes,
+            waiting_bytes=observer.loaders.waiting_bytes,
+            node_ranks=local_ranks(timeline.ranks),
+        ),
     )
 
 

@@ -113,6 +113,15 @@ class Loaders:
         self._resized = resized
         self.batch_sizes: dict[int, bool] = {}
         """Batch sizes of data loaders, and of arguments and files → whether they are of the latter."""
+        self.waiting_bytes = 0
+        """The most that batches take which the workers of a loader have ready."""
+
+    def given(self, loader: DataLoader[Any], batch: Any) -> Any:
+        """Learn from a batch how much those take that wait in shared memory; return it."""
+        waiting = loader.num_workers * (loader.prefetch_factor or 0)
+        size = sum(tensor.nbytes for tensor in tensors_in(batch))
+        self.waiting_bytes = max(self.waiting_bytes, waiting * size)
+        return batch
 
     @contextmanager
     def observing(self) -> Iterator[None]:
@@ -186,7 +195,7 @@ class _Batches:
 
     def __next__(self) -> Any:
         if not self._loaders.goes_on():
-            return next(self._batches)
+            return self._loaders.given(self._loader, next(self._batches))
         if self._left is None:
             self._left = [("the last batch", None), ("the longest batch", None)]
             with suppress(Exception), WITHOUT_MODES.value()(), without_function_modes():

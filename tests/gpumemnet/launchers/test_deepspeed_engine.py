@@ -84,3 +84,11 @@ def test_offloaded_states_are_not_on_the_gpu(tmp_path: Path) -> None:
     found = answer({"stage": 3, "offload_optimizer": cpu, "offload_param": cpu}, tmp_path)
     assert found.parts["optimizer_state"] == 0
     assert found.parts["communication"] == 2 * BUCKET
+    host = found.host
+    assert host is not None
+    weights = 4 * ELEMENTS  # each process builds the model in fp32 before it is split
+    assert weights <= host.tensor_bytes < 2 * weights
+    # 16-bit partitions of the weights, and fp32 gradients, in blocks of a power of two
+    pinned = LAYERS * 2**15 * (2 * WIDTH * WIDTH // RANKS <= 2**15) + 2**18
+    assert host.pinned_bytes >= pinned
+    assert host.node_bytes == RANKS * host.tensor_bytes
