@@ -68,6 +68,12 @@ def test_stage_2_with_overlap_has_two_buckets(tmp_path: Path) -> None:
     assert found.parts["parameter"] == 2 * PADDED + 4 * PADDED // RANKS
     assert found.parts["optimizer_state"] == 8 * PADDED // RANKS
     assert found.parts["communication"] == 2 * 2 * BUCKET
+    from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
+
+    gradients = (2 + 4) * PADDED // RANKS  # in 16 bits, and in fp32 while the optimizer steps
+    states = found.parts["parameter"] + found.parts["optimizer_state"] + gradients
+    _, estimated = estimate_zero2_model_states_mem_needs(PADDED, RANKS, cpu_offload=False)
+    assert states == estimated
 
 
 def test_stage_3_keeps_small_parameters_whole(tmp_path: Path) -> None:
