@@ -92,9 +92,7 @@ def test_offloaded_states_are_not_on_the_gpu(tmp_path: Path) -> None:
     assert found.parts["communication"] == 2 * BUCKET
     host = found.host
     assert host is not None
-    weights = 4 * ELEMENTS  # each process builds the model in fp32 before it is split
-    assert weights <= host.tensor_bytes < 2 * weights
-    # 16-bit partitions of the weights, and fp32 gradients, in blocks of a power of two
-    pinned = LAYERS * 2**15 * (2 * WIDTH * WIDTH // RANKS <= 2**15) + 2**18
-    assert host.pinned_bytes >= pinned
+    weights = 4 * LAYERS * WIDTH * WIDTH  # each process builds the model in fp32
+    assert host.tensor_bytes == weights  # without tensors below 64 KiB
+    assert host.pinned_bytes == 2 * 2**18  # fp32 weights and gradients, in blocks of a power of two
     assert host.node_bytes == RANKS * host.tensor_bytes
