@@ -93,11 +93,11 @@ PROBLEM = same("type", "title", "status", "detail", "errors")
 REJECTED = {"field": "field", "message": "reason"}
 
 AMOUNTS = ("expected_bytes", "startup_peak_bytes", "safe_bytes", "request_mib", "limit_mib")
-FROZEN, SAME_RUN = 2e-5, 1e-12
+FROZEN, SAME_RUN = 1e-5, 1e-12
 """Largest difference of probabilities."""
 FROZEN_AMOUNTS = 1e-6
 """Relative; amounts in MiB may be one apart, where rounding up crosses a whole number."""
-ROUNDING = 1e-5
+ROUNDING = 2e-5
 """Relative, of amounts, and absolute, of probabilities: the transformer-based encoder sums in
 float32, and in an order that changes with the jobs that are asked together."""
 
