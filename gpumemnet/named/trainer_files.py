@@ -64,8 +64,8 @@ class TrainerFile:
         for text, keys in named.items():
             if keys:
                 yield f"{text}: {', '.join(keys)}"
-        stated = gpus or self.method.get("gpus")
-        if stated is None and self.method.get("parallel", "ddp") != "ddp":
+        count = gpus or self.method.get("gpus")
+        if count is None and self.method.get("parallel", "ddp") != "ddp":
             yield "the file does not say how many GPUs; one, unless --gpu says 8xH100"
 
 

@@ -331,7 +331,7 @@ class ScriptObserver:
         """A compiled function has run, in which no module was seen."""
         given = [tensor for tensor in tensors_in(arguments) if tensor.ndim]
         if not self.modules.depth and given and self.recorder.has_live_storages:
-            self.batch_size = self.batch_size or given[0].shape[0]
+            self._batch_size = self._batch_size or given[0].shape[0]
 
     def live_bytes(self) -> int:
         """Return the bytes that are allocated now."""

@@ -4,6 +4,7 @@ import gc
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,11 +27,12 @@ class Block(nn.Module):
         super().__init__()
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.note("forward")
         hidden = torch.relu(self.up(x))
-        hidden.register_hook(lambda gradient: self.note("backward"))
-        return self.down(hidden)
+        hidden.register_hook(lambda gradient: self.note("backward"))  # type: ignore[no-untyped-call]
+        result: torch.Tensor = self.down(hidden)
+        return result
 
     def note(self, when: str) -> None:
         SEEN[name].setdefault(when, torch.cuda.memory_allocated())
@@ -38,6 +40,8 @@ class Block(nn.Module):
 
 dist.init_process_group("nccl")
 torch.cuda.set_device(dist.get_rank())
+model: Any
+loss: Any
 for name, options in json.loads(sys.argv[1]).items():
     model = loss = None
     gc.collect()
@@ -48,7 +52,7 @@ for name, options in json.loads(sys.argv[1]).items():
         auto_wrap_policy=ModuleWrapPolicy({Block}),
         device_id=torch.cuda.current_device(),
         use_orig_params=options.get("original", False),
-        mixed_precision=dtype and MixedPrecision(param_dtype=dtype, reduce_dtype=dtype),
+        mixed_precision=MixedPrecision(param_dtype=dtype, reduce_dtype=dtype) if dtype else None,
         sharding_strategy=ShardingStrategy[options.get("strategy", "FULL_SHARD")],
         backward_prefetch=BackwardPrefetch.BACKWARD_PRE if options.get("prefetch") else None,
         cpu_offload=CPUOffload(options.get("offload", False)),

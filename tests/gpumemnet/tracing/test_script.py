@@ -232,11 +232,6 @@ for _ in range(3):
     ("lines", "sentence"),
     [
         (
-            "from torch.distributed.fsdp import FullyShardedDataParallel\n"
-            "dist.init_process_group('nccl')\nFullyShardedDataParallel(model)",
-            "use its successor, torch.distributed.fsdp.fully_shard",
-        ),
-        (
             "from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard\n"
             "dist.init_process_group('nccl')\nfully_shard(model, offload_policy=CPUOffloadPolicy())",
             "offloading parameters to host memory",
