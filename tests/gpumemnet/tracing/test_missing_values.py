@@ -57,7 +57,7 @@ def line_of(file: str, text: str) -> int:
         ("values:reads", "branch", "Tensor.__bool__", "if x.sum() > 0", "be true."),
         ("values:reads", "checked", "Tensor.__bool__", "if (x < 0).any()", "be false."),
         ("values:reads", "length", "Tensor.__int__", "longest = int(", "be 1."),
-        ("values:reads", "rows", "Tensor.tolist", ".tolist()", "give 8 ones."),
+        ("values:reads", "rows", "Tensor.tolist", ".tolist()[0]", "give 8 ones."),
         ("values:reads", "numpy", "Tensor.numpy", ".numpy()", "give 32 ones."),
         ("shapes:picks", "nonzero", "nonzero", ".nonzero()", "find all 64 elements."),
         ("shapes:picks", "mask", "", "return x[x > 0]", "pick all 16,384 elements of its mask."),
