@@ -50,7 +50,6 @@ def changed(folder: Path, path: str, value: object) -> str:
             "must be one of identity",
         ),
         ("features.activation", {"choices": {"relu": -1}}, "features.activation", "zero or more"),
-        ("options.batch_size", ..., "options.batch_size", "is missing"),
         ("options.channels_last", 1, "options.channels_last", "true or false"),
         ("memory.from", "lots", "memory.from", "such as '0.5 GiB'"),
         ("family", "rnn", "family", "must be one of mlp"),

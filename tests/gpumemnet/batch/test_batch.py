@@ -369,8 +369,6 @@ def test_places_that_cannot_be(
     ("options", "says"),
     [
         (["--coverage", "2"], "coverage: must be between"),
-        (["--gpu", "Voodoo2"], "known are NVIDIA's GPUs"),
-        (["--encoder", "oracle"], "encoder: must be one of"),
         (["--workers", "0"], "workers: must be at least 1"),
         (["--engine", "spark"], "engine: must be one of local, ray"),
         (["--json"], "do not go with --out"),

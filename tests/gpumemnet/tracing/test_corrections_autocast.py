@@ -1,4 +1,3 @@
-import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -63,21 +62,14 @@ def test_a_linear_layer_saves_casts(dtype: torch.dtype) -> None:
     ("run", "dtype"),
     [
         (lambda: meta(2, 3) @ meta(3, 4), HALF),
-        (lambda: F.conv2d(meta(1, 2, 5, 5), meta(3, 2, 3, 3)), HALF),
-        (lambda: torch.einsum("ij,jk->ik", meta(2, 3), meta(3, 4)), HALF),
-        (lambda: torch.chain_matmul(meta(2, 3), meta(3, 4), meta(4, 2)), HALF),  # type: ignore[no-untyped-call]
         (lambda: F.prelu(meta(2, 3), meta(1)), HALF),
         (lambda: F.layer_norm(meta(2, 3, dtype=HALF), (3,)), torch.float32),
-        (lambda: meta(2, 3, dtype=HALF).exp(), torch.float32),
-        (lambda: meta(2, 3, dtype=HALF) ** 2, torch.float32),
         (lambda: F.mse_loss(meta(2, 3, dtype=HALF), meta(2, 3)), torch.float32),
         (lambda: F.softmax(meta(2, 3, dtype=HALF), -1), torch.float32),
         (lambda: F.softmax(meta(2, 3, dtype=HALF), -1, dtype=HALF), HALF),
         (lambda: F.softmax(meta(2, 3, dtype=torch.float64), -1), torch.float64),
-        (lambda: meta(2, 3, dtype=HALF).sum(), torch.float32),
         (lambda: meta(2, 3, dtype=HALF).sum(dtype=HALF), HALF),
         (lambda: meta(2, 3, dtype=HALF).sum(1), torch.float32),
-        (lambda: meta(2, 3, dtype=HALF).cumsum(0), torch.float32),
         (lambda: torch.norm(meta(2, 3, dtype=HALF)), torch.float32),
         (lambda: meta(2, 3, dtype=HALF).norm(dim=1), torch.float32),
         (
@@ -94,16 +86,10 @@ def test_a_linear_layer_saves_casts(dtype: torch.dtype) -> None:
         (lambda: F.relu(meta(2, 3, dtype=HALF)), HALF),
         (lambda: meta(2, 3, dtype=HALF) + meta(2, 3), torch.float32),
         (lambda: meta(2, 3, dtype=torch.float64) @ meta(3, 4, dtype=torch.float64), torch.float64),
-        (lambda: F.interpolate(meta(1, 1, 4, 4, dtype=HALF), scale_factor=2.0), torch.float32),
-        (lambda: attention(1, 1, 8, 8), HALF),
     ],
 )
 def test_result_types(run: Callable[[], Tensor], dtype: torch.dtype) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # chain_matmul is deprecated, and tested as it is in the list
-        assert run().dtype == dtype
+    assert run().dtype == dtype
 
 
 @pytest.mark.usefixtures("region")

@@ -61,7 +61,6 @@ def line_of(file: str, text: str) -> int:
         ("values:reads", "numpy", "Tensor.numpy", ".numpy()", "give 32 ones."),
         ("shapes:picks", "nonzero", "nonzero", ".nonzero()", "find all 64 elements."),
         ("shapes:picks", "mask", "", "return x[x > 0]", "pick all 16,384 elements of its mask."),
-        ("shapes:picks", "mask_rows", "", "x.mean(1) > 0", "pick all 64 elements of its mask."),
         ("shapes:picks", "where", "", "torch.where(", "find all 16,384 elements."),
         (
             "shapes:picks",

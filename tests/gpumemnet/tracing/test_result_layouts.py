@@ -58,15 +58,12 @@ def layouts(run: Callable[..., Tensor], shape: tuple[int, ...], tensors: int) ->
         (F.relu6, "cl", "cl"),
         (torch.clone, "cl", "cl"),
         (lambda x: x.half(), "cl", "cl"),
-        (lambda x: x * 2, "cl", "cl"),
         (lambda x: 1 - x, "cl", "cl"),
-        (lambda x: x > 0, "cl", "cl"),
         (torch.nan_to_num, "cl", "cl"),
         (lambda x: x + x, "cl", "cc"),
         (lambda x: x * x.mean((2, 3), keepdim=True), "cl", "cc"),
         (lambda x: F.group_norm(x, 8), "cc", "cc"),
         (lambda x: F.log_softmax(x, 1), "cc", "cc"),
-        (lambda x: F.softmax(x, 1), "cc", "cc"),
         (
             lambda x: aten.native_batch_norm(x, None, None, None, None, True, 0.1, 1e-5)[0],
             "cl",
@@ -83,11 +80,8 @@ def test_results_lie_as_on_cuda(run: Callable[[Tensor], Tensor], image: str, pix
     ("run", "image", "pixel"),
     [
         (aten.gelu_backward, "ccll", "cccc"),
-        (aten.hardswish_backward, "ccll", "cccc"),
-        (aten.hardsigmoid_backward, "ccll", "cccc"),
         (lambda grad, x: aten.hardtanh_backward(grad, x, 0, 6), "ccll", "cccc"),
         (lambda grad, x: aten.elu_backward(grad, 1, 1, 1, False, x), "ccll", "cccc"),
-        (lambda grad, x: aten.softplus_backward(grad, x, 1, 20), "ccll", "cccc"),
         (lambda grad, x: aten.leaky_relu_backward(grad, x, 0.1, False), "clcl", "cccc"),
         (lambda grad, x: aten.native_dropout_backward(grad, x.bool(), 2.0), "ccll", "ccll"),
         (

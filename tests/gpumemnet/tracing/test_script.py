@@ -49,14 +49,6 @@ def test_autocast_scaler_accumulation_workers_and_clipping() -> None:
     assert answer["parts"]["workspace"] > 0
 
 
-def test_two_optimizers() -> None:
-    answer = traced("gan")
-    weights = 4 * (64 * 1024 + 1024 + 1024 * 784 + 784 + 784 * 512 + 512 + 512 + 1)
-    assert answer["parts"]["parameter"] == weights
-    assert answer["parts"]["optimizer_state"] == 2 * weights
-    assert answer["peak"]["step"] >= 2
-
-
 def test_what_a_script_keeps_is_said() -> None:
     grows = [note for note in traced("leak")["notes"] if "grows by" in note]
     assert grows == [

@@ -51,18 +51,11 @@ def field_at_fault(http: httpx.Client, body: object, path: str = "/v1/predict") 
     ("change", "field"),
     [
         ({"batch_size": 0}, "batch_size"),
-        ({"batch_size": 1.5}, "batch_size"),
-        ({"batch_size": True}, "batch_size"),
         ({"batch_size": 10**400}, "batch_size"),
-        ({"family": "rnn"}, "family"),
-        ({"precision": "fp8"}, "precision"),
         ({"schema_version": 99}, "schema_version"),
         ({"batch_sise": 1}, "batch_sise"),
-        ({"trainable_parameters": 2**50}, "trainable_parameters"),
         ({"layers": 5}, "layers"),
-        ({"layers": []}, "total_activations"),
         ({"layers": [["relu", 1, 0]] * 20_001}, "layers"),
-        ({"layers": [{"kind": [], "activations": 1}]}, "layers[0].kind"),
         ({"layers": [["relu", 1, 0], ["relu", 1]]}, "layers[1]"),
         (
             {"layers": [["relu", 1, 0], {"kind": "relu", "activations": 1, "parameters": "x"}]},

@@ -20,10 +20,6 @@ class Picks(nn.Module):
     def mask(self, x):
         return x[x > 0]
 
-    def mask_rows(self, x):
-        kept = x[x.mean(1) > 0]
-        return kept * 2
-
     def where(self, x):
         rows, columns = torch.where(x > 0)
         return x[rows, columns]

@@ -54,6 +54,7 @@ for _ in range(3):
             file.write("1,0.5")
     assert torch.load(folder / "last.pt")["model"]["weight"].is_cuda
     assert torch.load(folder / "best.pt", map_location="cpu")["epoch"] == 1
+    assert torch.load(folder / "handle.pt", weights_only=False).bias.is_cuda
 
 
 def interrupted(path, unlink=os.unlink):  # as where workers of a data loader die meanwhile
