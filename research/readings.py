@@ -16,6 +16,7 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from math import inf
 from pathlib import Path
+from random import Random
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
@@ -130,7 +131,10 @@ def readings(
     end = inf if seconds is None else monotonic() + seconds
     for table in sources:
         with (folder / f"{table}.csv").open(newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
+            rows = list(csv.DictReader(file))
+            if seconds is not None:  # so that those that are reached are a fair sample
+                Random(0).shuffle(rows)
+            for row in rows:
                 if row["usable"] != "yes" or row["gpus"] != "1":
                     continue
                 key = f"{row['row_id']} {exact} {code}"
