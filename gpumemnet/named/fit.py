@@ -384,7 +384,8 @@ def fit(
     try:
         asked = _Asked(model, profile)
         how = _with_defaults(asked, stated | method)
-        _check_targets(asked.network(how), how)
+        if not (how.adapter and exact):  # peft finds its own layers, norms too
+            _check_targets(asked.network(how), how)
         if how.adapter and not exact:
             kept = ", ".join(json.loads(how.adapter).get("modules_to_save") or ())
             notes.append(

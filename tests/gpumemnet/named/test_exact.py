@@ -62,6 +62,7 @@ TOWER: dict[str, Any] = {
 PIXART = "PixArt-alpha/PixArt-Sigma-XL-2-1024-MS"
 FLUX = "black-forest-labs/FLUX.2-klein-base-4B"
 SCALES = {"peft_type": "IA3", "target_modules": ["to_q"], "feedforward_modules": []}
+NORMS = {"peft_type": "LN_TUNING", "target_modules": ["norm_q"]}
 NEEDED = ("transformers", "peft", "bitsandbytes", "diffusers")
 MISSING = [package for package in NEEDED if importlib.util.find_spec(package) is None]
 
@@ -88,6 +89,7 @@ def test_both_depths_agree(config: dict[str, object], method: str, tmp_path: Pat
         (TOWER, "full", None),
         (PIXART, "full", None),
         (FLUX, SCALES, 5 * 3072),
+        (FLUX, NORMS, 25 * 128),  # which are no linear layers
     ],
 )
 def test_models_and_adapters_of_other_kinds_are_traced(
