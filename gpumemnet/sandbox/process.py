@@ -40,6 +40,8 @@ from gpumemnet.errors import (
 )
 from gpumemnet.sandbox.user_code import checkout_folder, user_location
 
+NO_COMPILING: Final = "TORCHDYNAMO_DISABLE"
+"""Variable by which PyTorch compiles nothing; a child has it unless it is told otherwise."""
 _MAX_DEADLINE_SECONDS: Final = 86_400.0
 _GRACE_SECONDS: Final = 15.0
 """Time that the child has after the deadline to answer with what it has seen, or to say where it
@@ -179,7 +181,7 @@ def _run(
         with start_child(
             _answer,
             f"{compute.__module__}:{compute.__qualname__}",
-            variables={**variables, "CUDA_VISIBLE_DEVICES": "", "TORCHDYNAMO_DISABLE": "1"},
+            variables={NO_COMPILING: "1", **variables, "CUDA_VISIBLE_DEVICES": ""},
             stdin=sent,
             stdout=answer,
             stderr=output,

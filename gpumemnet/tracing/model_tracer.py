@@ -116,7 +116,8 @@ KNOWN_DIFFERENCES: Final = (
     # On CUDA: fuses operators, and saves or recomputes what it chooses
     # (torch/_functorch/partitioners.py).
     Difference(
-        "torch.compile", "a model is traced as if it were not compiled; in a script, it is compiled"
+        "torch.compile",
+        "code is traced as if it were not compiled, unless a script is asked for it",
     ),
 )
 """What a trace gets wrong, where nothing corrects it or not all of it."""

@@ -33,8 +33,12 @@ from gpumemnet.tracing.recorder import Recorder
 
 _META: Final = torch.device("meta")
 _NOTE: Final = (
-    "torch.compile: what Inductor's own plan saves, fuses and reuses is counted; "
-    "with TORCH_COMPILE_DISABLE=1 in the environment the trace counts the code as it is without compiling"
+    "torch.compile: what Inductor's own plan saves, fuses and reuses is counted, as "
+    "TORCHDYNAMO_DISABLE=0 in the environment asks"
+)
+_LEFT_OUT: Final = (
+    "torch.compile was left out, and compiled code usually takes less; "
+    "TORCHDYNAMO_DISABLE=0 in the environment has Inductor's own plan traced, which takes longer"
 )
 _GRAPHS: Final = "triton.cudagraphs"
 _GRAPH_MODES: Final = ("reduce-overhead", "max-autotune")
@@ -77,7 +81,10 @@ class Compiler:
         if model is None:
             return lambda function: self.compile(function, **options)
         backend, mode = options.get("backend", "inductor"), options.get("mode")
-        if options.get("disable") or names.is_disabled():
+        if options.get("disable"):
+            return model
+        if names.is_disabled():
+            self._note(_LEFT_OUT)
             return model
         if backend != "inductor":
             self._note(f"torch.compile with the backend {backend!r} was left out")

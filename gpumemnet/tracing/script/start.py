@@ -6,6 +6,7 @@ This module loads no torch, so the command line uses it.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from gpumemnet.extract.extraction import DEFAULT_GPU
 from gpumemnet.extract.factory import existing_file
 from gpumemnet.gpu import DeviceProfile
 from gpumemnet.launchers.programs import Programs, inheriting
-from gpumemnet.sandbox.process import Progress, ask
+from gpumemnet.sandbox.process import NO_COMPILING, Progress, ask
 from gpumemnet.tracing.api import (
     DEADLINE_SECONDS,
     PURPOSE,
@@ -111,7 +112,7 @@ def trace_script(
             str(script),
             asked,
             purpose=PURPOSE,
-            variables=variables,
+            variables={NO_COMPILING: os.environ.get(NO_COMPILING, "1"), **(variables or {})},
             deadline_seconds=deadline_seconds,
             show_output=show_output,
             progress=progress,

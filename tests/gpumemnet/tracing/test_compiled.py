@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gpumemnet.tracing.script.start import trace_script
 from tests.gpumemnet.tracing import script_child
 
 ROWS, WIDTH = 4096, 1024
@@ -79,4 +80,18 @@ def test_without_compiling_the_output_of_the_gelu_is_saved_too(tmp_path: Path) -
     disabled = 'import os; os.environ["TORCH_COMPILE_DISABLE"] = "1"; '
     answer = traced(tmp_path, disabled + compiled, forward)
     assert answer["parts"]["saved_activation"] == 3 * TENSOR + MEAN_AND_DEVIATION + SCALARS
-    assert not any("torch.compile" in note for note in answer["notes"])
+    assert any("torch.compile was left out" in note for note in answer["notes"])
+
+
+@pytest.mark.parametrize(("value", "note"), [("0", "Inductor's own plan"), ("1", "left out")])
+def test_a_command_compiles_where_it_is_asked_to(
+    value: str, note: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        SCRIPT.format(
+            layers=LINEAR, before=WAYS["model"][0], forward="model(x)", rows=8, width=WIDTH
+        )
+    )
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", value)
+    assert any(note in each for each in trace_script(script).notes)
