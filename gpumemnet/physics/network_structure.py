@@ -71,40 +71,6 @@ class LayerKind:
         starts_block: begins a block where the job has no residual sums.
     """
 
-    __slots__ = (
-        "autocast_input_bytes",
-        "autocast_output_bytes",
-        "computes_attention",
-        "group",
-        "has_bias",
-        "is_add",
-        "is_alias",
-        "is_attention",
-        "is_average_pool",
-        "is_cast",
-        "is_concatenate",
-        "is_conv2d",
-        "is_convolution",
-        "is_dropout",
-        "is_embedding",
-        "is_gate",
-        "is_linear",
-        "is_matmul",
-        "is_multiply",
-        "is_norm",
-        "is_other",
-        "is_rms_norm",
-        "is_softmax",
-        "mask_bytes",
-        "reads_projections",
-        "reads_scores",
-        "saves_input",
-        "saves_output",
-        "second_share",
-        "starts_block",
-        "statistics",
-    )
-
     def __init__(self, name: str) -> None:
         """Looks up the kind ``name`` in the tables of :mod:`gpumemnet.physics.saved_tensors`."""
         rule, group = KIND_RULES[name], GROUP_OF_KIND[name]
@@ -178,40 +144,6 @@ class Layer:
         second_class, second_cost: its second parameter (a bias, or the shift of a norm).
         second_elements: of that parameter; 0 if there is none.
     """
-
-    __slots__ = (
-        "activations",
-        "begins_block",
-        "block",
-        "element_bytes",
-        "elements",
-        "has_backward",
-        "input_element_bytes",
-        "is_constant_product",
-        "is_decomposed_norm",
-        "is_depthwise",
-        "is_in_block",
-        "is_inner_sum",
-        "is_output_kept",
-        "is_passed_on",
-        "is_read_later",
-        "is_recomputed",
-        "is_sibling",
-        "is_trained",
-        "is_written_out",
-        "kind",
-        "output_bytes",
-        "output_class",
-        "output_cost",
-        "parameters",
-        "saves_input",
-        "second_class",
-        "second_cost",
-        "second_elements",
-        "trains",
-        "weight_class",
-        "weight_cost",
-    )
 
     def describe(
         self, kind: LayerKind, activations: float, parameters: float, trains: int, block: int

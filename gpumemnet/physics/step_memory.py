@@ -144,13 +144,6 @@ class OptionNumbers:
             :class:`gpumemnet.physics.step_memory.JobNumbers`.
     """
 
-    __slots__ = (
-        *("flags", "input_bytes", "weight_bytes", "activation_bytes", "copy_bytes", "uncast_bytes"),
-        *("state_copies", "temporary_copies", "loop_copies", "filter_copies"),
-        *("is_autocast", "is_math_attention", "is_checkpointed", "is_channels_last"),
-        *("frees_outputs_first", "keeps_outputs"),
-    )
-
     def __init__(self) -> None:
         self.flags = list((0.0,) * FLAGS)
         self.input_bytes = self.weight_bytes = self.activation_bytes = self.copy_bytes = (
@@ -187,29 +180,6 @@ class JobNumbers:
         keeps_outputs: they live until the next step replaces them.  Where neither holds, or the job
             does not say it, they live until the step ends.
     """
-
-    __slots__ = (
-        "batch_size",
-        "batches_on_gpu",
-        "copy_bytes",
-        "filter_copies",
-        "frees_outputs_first",
-        "frozen_parameters",
-        "input_bytes",
-        "input_elements",
-        "is_autocast",
-        "is_channels_last",
-        "is_checkpointed",
-        "is_math_attention",
-        "keeps_outputs",
-        "loop_copies",
-        "new_gradients",
-        "positions",
-        "state_copies",
-        "temporary_copies",
-        "uncast_bytes",
-        "weight_bytes",
-    )
 
     def __init__(self) -> None:
         self.batch_size = self.positions = self.input_elements = self.input_bytes = (
@@ -261,39 +231,6 @@ class StepMemory:
         bytes.
         largest_parameters: elements of the largest layer's parameters.
     """
-
-    __slots__ = (
-        "attention_matrix_bytes",
-        "backward_peak",
-        "backward_total",
-        "block_count",
-        "filter_state",
-        "forward_peak",
-        "forward_total",
-        "frozen_peak",
-        "group_counts",
-        "kept",
-        "kept_by_group",
-        "largest_convolution_bytes",
-        "largest_output_bytes",
-        "largest_parameters",
-        "last_parameter_cost",
-        "layer_count",
-        "logits_bytes",
-        "loop_class",
-        "loop_cost",
-        "loss_total",
-        "moment",
-        "named_output",
-        "peak",
-        "recomputed",
-        "resident",
-        "standing",
-        "step",
-        "trained",
-        "weight_copies",
-        "weights",
-    )
 
     def __init__(self) -> None:
         self.clear()

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
@@ -50,92 +50,79 @@ class Column:
     meaning: str
 
 
-TOTAL_COLUMNS: Final = (
-    Column("batch_size", "samples per forward pass"),
-    Column("input_elements", "input elements per sample"),
-    Column("total_parameters", "parameter elements"),
-    Column("trainable_share", "share of the parameters that receives gradients"),
-    Column("total_activations", "output elements per sample, summed over the layers"),
-    Column("sequence_length", "tokens per sample; 0 where there is no sequence"),
-    Column("gradient_accumulation", "forward-backward passes per optimizer step"),
-    Column("is_checkpointed", "1 where every block's activations are recomputed"),
-    Column("is_channels_last", "1 for the NHWC memory format"),
-    Column("is_cudnn_benchmark", "1 where cuDNN tries all algorithms"),
-    *(Column(f"is_{family}", f"1 for the family {family}") for family in FAMILIES),
-    Column("is_autocast", "1 under autocast"),
-    Column("is_scaled", "1 where a gradient scaler is at work"),
-    Column("is_half", "1 where weights are kept in half precision"),
-    Column("is_tf32", "1 for TF32 matrix products"),
-    Column("is_foreach", "1 where the optimizer's step works on lists of tensors"),
-    Column("is_fused", "1 where it is one kernel"),
-    Column("is_factored", "1 for Adafactor, whose state is a row and a column per matrix"),
-    Column("is_flash", "1 for the flash attention kernel"),
-    Column("is_memory_efficient", "1 for the memory-efficient attention kernel"),
-    Column("is_math", "1 where attention is computed step by step"),
-    Column(
-        "traced_peak_bytes",
-        "reserved bytes at the peak as a trace found them; 0 where nobody traced",
-    ),
-    Column("weight_bytes", "bytes of the weights and of their cast copies"),
-    Column("gradient_bytes", "bytes of the gradients"),
-    Column("optimizer_state_bytes", "bytes that the optimizer keeps between steps"),
-    Column("optimizer_temporary_bytes", "bytes that the optimizer's step needs on top"),
-    Column("input_bytes", "bytes of the input batch"),
-    Column("activation_bytes", "bytes of all layer outputs of the batch"),
+def _columns(meanings: Mapping[str, str]) -> tuple[Column, ...]:
+    return tuple(Column(name, meaning) for name, meaning in meanings.items())
+
+
+TOTAL_COLUMNS: Final = _columns(
+    {
+        "batch_size": "samples per forward pass",
+        "input_elements": "input elements per sample",
+        "total_parameters": "parameter elements",
+        "trainable_share": "share of the parameters that receives gradients",
+        "total_activations": "output elements per sample, summed over the layers",
+        "sequence_length": "tokens per sample; 0 where there is no sequence",
+        "gradient_accumulation": "forward-backward passes per optimizer step",
+        "is_checkpointed": "1 where every block's activations are recomputed",
+        "is_channels_last": "1 for the NHWC memory format",
+        "is_cudnn_benchmark": "1 where cuDNN tries all algorithms",
+        **{f"is_{family}": f"1 for the family {family}" for family in FAMILIES},
+        "is_autocast": "1 under autocast",
+        "is_scaled": "1 where a gradient scaler is at work",
+        "is_half": "1 where weights are kept in half precision",
+        "is_tf32": "1 for TF32 matrix products",
+        "is_foreach": "1 where the optimizer's step works on lists of tensors",
+        "is_fused": "1 where it is one kernel",
+        "is_factored": "1 for Adafactor, whose state is a row and a column per matrix",
+        "is_flash": "1 for the flash attention kernel",
+        "is_memory_efficient": "1 for the memory-efficient attention kernel",
+        "is_math": "1 where attention is computed step by step",
+        "traced_peak_bytes": "reserved bytes at the peak as a trace found them; 0 where nobody traced",
+        "weight_bytes": "bytes of the weights and of their cast copies",
+        "gradient_bytes": "bytes of the gradients",
+        "optimizer_state_bytes": "bytes that the optimizer keeps between steps",
+        "optimizer_temporary_bytes": "bytes that the optimizer's step needs on top",
+        "input_bytes": "bytes of the input batch",
+        "activation_bytes": "bytes of all layer outputs of the batch",
+    }
 )
 """Columns that need only the totals."""
 
-LAYER_COLUMNS: Final = (
-    Column("has_layers", "1 where the layer list is known; where it is 0 all columns below are 0"),
-    Column("layer_count", "layers in all"),
-    *(Column(f"{group}_count", f"layers of the group {group}") for group in GROUP_NAMES),
-    *(
-        Column(f"{part}_{size}_bytes", f"{meaning}, tensors of the size class {size}")
-        for part, meaning in (
-            ("weights", "packed bytes of the parameters"),
-            ("kept", "packed bytes kept for the backward pass"),
-            ("peak", "packed bytes at the peak of the step"),
-        )
-        for size in SIZE_CLASSES
-    ),
-    *(
-        Column(f"kept_by_{group}_bytes", f"packed bytes that layers of the group {group} keep")
-        for group in GROUP_NAMES
-    ),
-    Column("resident_bytes", "packed bytes that stay from step to step"),
-    Column("loss_bytes", "packed bytes on top of them at the loss"),
-    Column(
-        "backward_bytes", "packed bytes on top of them at the fullest moment of the backward pass"
-    ),
-    Column("step_bytes", "packed bytes during the optimizer's step"),
-    Column(
-        "unfragmented_bytes",
-        "packed bytes at the fullest moment, as if every free byte could be used again",
-    ),
-    Column(
-        "attention_matrix_bytes", "bytes of all attention matrices that are computed one by one"
-    ),
-    Column("logits_bytes", "bytes of the last layer's output as the loss takes it"),
-    Column(
-        "largest_convolution_bytes",
-        "bytes of the largest input and output of a convolution together",
-    ),
-    Column("block_count", "checkpointed blocks"),
-    Column("largest_activation_bytes", "bytes of the largest layer output"),
-    Column("largest_weight_bytes", "bytes of the largest parameter"),
-    Column(
-        "segment_bytes", "closed-form reserved bytes: the peaks and workspaces in whole segments"
-    ),
-    Column("small_slack_bytes", "what is left free in the last small segment"),
-    Column("medium_slack_bytes", "what is left free in the last medium segment"),
-    Column(
-        "spare_medium_segments",
-        "medium segments of the backward pass that the optimizer's step leaves free",
-    ),
-    Column(
-        "reused_segments",
-        "spare medium segments that gradients and optimizer state of large tensors (10 to 20 MiB) can take",
-    ),
+LAYER_COLUMNS: Final = _columns(
+    {
+        "has_layers": "1 where the layer list is known; where it is 0 all columns below are 0",
+        "layer_count": "layers in all",
+        **{f"{group}_count": f"layers of the group {group}" for group in GROUP_NAMES},
+        **{
+            f"{part}_{size}_bytes": f"{meaning}, tensors of the size class {size}"
+            for part, meaning in (
+                ("weights", "packed bytes of the parameters"),
+                ("kept", "packed bytes kept for the backward pass"),
+                ("peak", "packed bytes at the peak of the step"),
+            )
+            for size in SIZE_CLASSES
+        },
+        **{
+            f"kept_by_{group}_bytes": f"packed bytes that layers of the group {group} keep"
+            for group in GROUP_NAMES
+        },
+        "resident_bytes": "packed bytes that stay from step to step",
+        "loss_bytes": "packed bytes on top of them at the loss",
+        "backward_bytes": "packed bytes on top of them at the fullest moment of the backward pass",
+        "step_bytes": "packed bytes during the optimizer's step",
+        "unfragmented_bytes": "packed bytes at the fullest moment, as if every free byte could be used again",
+        "attention_matrix_bytes": "bytes of all attention matrices that are computed one by one",
+        "logits_bytes": "bytes of the last layer's output as the loss takes it",
+        "largest_convolution_bytes": "bytes of the largest input and output of a convolution together",
+        "block_count": "checkpointed blocks",
+        "largest_activation_bytes": "bytes of the largest layer output",
+        "largest_weight_bytes": "bytes of the largest parameter",
+        "segment_bytes": "closed-form reserved bytes: the peaks and workspaces in whole segments",
+        "small_slack_bytes": "what is left free in the last small segment",
+        "medium_slack_bytes": "what is left free in the last medium segment",
+        "spare_medium_segments": "medium segments of the backward pass that the optimizer's step leaves free",
+        "reused_segments": "spare medium segments that gradients and optimizer state of large tensors (10 to 20 MiB) can take",
+    }
 )
 """Columns that need the layer list."""
 

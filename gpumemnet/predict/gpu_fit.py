@@ -46,23 +46,22 @@ class Target:
 
     Attributes:
         gpu: product name of the GPU.
-        available_mib: memory that a process can use there, in MiB.
         mig: MIG profile; ``None`` for a whole GPU.
         device: the caller's name of the device (index, UUID); ``None`` for any device of this kind.
+        available_mib: memory that a process can use there, in MiB.
     """
 
     gpu: str
-    available_mib: int
     mig: str | None = None
     device: str | None = None
+    available_mib: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class Fit(Target):
     """Whether a job fits a target.
 
     Attributes:
-        gpu, mig, device, available_mib: the target, see :class:`Target`.
         request_mib: expected memory on this GPU in MiB, rounded up.
         limit_mib: safe memory on this GPU in MiB, rounded up; ``None`` outside the model's support.
         verdict: ``yes`` if the limit is available, ``no`` if even the request is not, ``unsure`` in
@@ -70,10 +69,6 @@ class Fit:
         probability: predicted probability that the job's memory is at most the available memory.
     """
 
-    gpu: str
-    mig: str | None
-    device: str | None
-    available_mib: int
     request_mib: int
     limit_mib: int | None
     verdict: str
@@ -155,9 +150,7 @@ def fits(
     predictor: Predictor,
     job: TrainingJob,
     targets: Iterable[Target] | None = None,
-    *,
-    coverage: float = DEFAULT_COVERAGE,
-    encoder: str | None = None,
+    **options: Any,
 ) -> tuple[Fit, ...]:
     """Decides whether ``job`` fits each target, in the order of the targets.
 
@@ -165,25 +158,21 @@ def fits(
         predictor: the predictor.
         job: the job.
         targets: the targets; by default the whole catalogue.
-        coverage: share of jobs that stay below the limit.
-        encoder: ``mlp`` or ``transformer``; by default ``mlp`` where it is loaded.
+        options: ``coverage`` and ``encoder``, see
+            :class:`~gpumemnet.predict.prediction.PredictionOptions`.
 
     Raises:
         InvalidRequestError, UnsupportedJobError: as
             :meth:`gpumemnet.predict.predictor.Predictor.predict`.
     """
-    return fits_table(
-        predictor, JobTable.from_jobs((job,)), targets, coverage=coverage, encoder=encoder
-    )[0]
+    return fits_table(predictor, JobTable.from_jobs((job,)), targets, **options)[0]
 
 
 def fits_table(
     predictor: Predictor,
     jobs: JobTable,
     targets: Iterable[Target] | None = None,
-    *,
-    coverage: float = DEFAULT_COVERAGE,
-    encoder: str | None = None,
+    **options: Any,
 ) -> list[tuple[Fit, ...]]:
     """Runs :func:`fits` for all jobs of a table, in order, in batches; arguments and errors as in
     :func:`fits`."""
@@ -194,9 +183,7 @@ def fits_table(
         for at in range(0, len(amounts), MAX_BINS - 1):
             edges = AvailableMemory.of(amounts[at : at + MAX_BINS - 1])
             edge_of = {amount: row for row, amount in enumerate(edges.amounts_mib)}
-            predictions = predictor.predict_table(
-                jobs, bins=edges, coverage=coverage, gpu=gpu, encoder=encoder
-            )
+            predictions = predictor.predict_table(jobs, bins=edges, gpu=gpu, **options)
             below = np.minimum(np.cumsum(predictions.probabilities, axis=1), 1.0).tolist()
             for row, memory in enumerate(memories_of(predictions)):
                 for position in positions:

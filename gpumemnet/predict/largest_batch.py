@@ -1,38 +1,26 @@
-"""Finds the largest batch that fits a GPU, and the smallest GPU or MIG profile that holds a job.
+"""Finds the largest batch that fits a GPU.
 
 Predicted memory may fall slightly when the batch grows, which would confuse a scheduler that
 searches.  The functions therefore use the running maximum over a dense grid of batch sizes.  With
-more memory, the largest batch never shrinks.  With a larger batch, neither the memory nor the GPU
-shrinks.
+more memory, the largest batch never shrinks.  With a larger batch, the memory does not either.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.gpu import UNKNOWN, YES
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import MAX_BATCH_SIZE, TrainingJob
-from gpumemnet.predict.gpu_fit import (
-    Fit,
-    Memory,
-    Target,
-    alike,
-    catalogue_targets,
-    fits,
-    judged,
-    memories_of,
-)
-from gpumemnet.predict.prediction import DEFAULT_COVERAGE, PredictionOptions
+from gpumemnet.predict.gpu_fit import Memory, Target, memories_of
+from gpumemnet.predict.prediction import PredictionOptions
 
 if TYPE_CHECKING:
     from gpumemnet.predict.predictor import Predictor
@@ -64,11 +52,10 @@ class BatchPoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchSizes:
+class BatchSizes(Target):
     """The largest batches that fit one target.
 
     Attributes:
-        gpu, mig, device, available_mib: the target, see :class:`~gpumemnet.predict.gpu_fit.Target`.
         coverage: share of jobs that stay below the limit.
         max_batch: the largest batch size considered.
         safe_batch: the largest batch whose limit fits; ``None`` when no limit fits or there is no
@@ -78,10 +65,6 @@ class BatchSizes:
         curve: memory against batch size from 1 to ``max_batch``, never falling.
     """
 
-    gpu: str
-    mig: str | None
-    device: str | None
-    available_mib: int
     coverage: float
     max_batch: int
     safe_batch: int | None
@@ -90,32 +73,13 @@ class BatchSizes:
     curve: tuple[BatchPoint, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SmallestGpu:
-    """The smallest targets that hold a job, by available memory.
-
-    Attributes:
-        coverage: share of jobs that stay below the limit.
-        safe: the smallest target that holds the limit; ``None`` when none does or there is no
-            limit.
-        likely: the smallest target that holds the request; ``None`` when none does.
-        reasons: why there is no limit; empty when there is one.
-    """
-
-    coverage: float
-    safe: Fit | None
-    likely: Fit | None
-    reasons: tuple[str, ...]
-
-
 def batch_sizes(
     predictor: Predictor,
     job: TrainingJob,
     target: Target,
     *,
-    coverage: float = DEFAULT_COVERAGE,
-    encoder: str | None = None,
     max_batch: int = DEFAULT_MAX_BATCH,
+    **options: Any,
 ) -> BatchSizes:
     """Finds the largest batches of ``job`` that fit ``target``; the batch size of the job itself is
     ignored.
@@ -126,9 +90,9 @@ def batch_sizes(
         predictor: the predictor.
         job: the job.
         target: the GPU or partition that it is to run on.
-        coverage: share of jobs that stay below the limit.
-        encoder: ``mlp`` or ``transformer``; by default ``mlp`` where it is loaded.
         max_batch: the largest batch size to consider.
+        options: ``coverage`` and ``encoder``, see
+            :class:`~gpumemnet.predict.prediction.PredictionOptions`.
 
     Raises:
         InvalidRequestError: on an impossible ``max_batch``, and as
@@ -140,7 +104,8 @@ def batch_sizes(
             f"must be a whole number between 1 and {MAX_BATCH_SIZE}, not {describe(max_batch)}",
             "max_batch",
         )
-    memory_of = _MemoryOfBatches(predictor, job, target.gpu, coverage, encoder)
+    asked = PredictionOptions(gpu=target.gpu, **options)
+    memory_of = _MemoryOfBatches(predictor, job, asked)
     grid = batch_grid(max_batch, _steps(job))
     curve = _running_maximum(grid, memory_of(grid))
     reasons = memory_of.fewest_reasons
@@ -151,11 +116,8 @@ def batch_sizes(
         safe.narrow(known)
         likely.narrow(known)
     return BatchSizes(
-        gpu=target.gpu,
-        mig=target.mig,
-        device=target.device,
-        available_mib=target.available_mib,
-        coverage=coverage,
+        **asdict(target),
+        coverage=asked.coverage,
         max_batch=max_batch,
         safe_batch=safe.largest,
         likely_batch=likely.largest,
@@ -164,81 +126,16 @@ def batch_sizes(
     )
 
 
-def smallest_gpu(
-    predictor: Predictor,
-    job: TrainingJob,
-    targets: Iterable[Target] | None = None,
-    *,
-    coverage: float = DEFAULT_COVERAGE,
-    encoder: str | None = None,
-) -> SmallestGpu:
-    """Finds the smallest of ``targets`` that holds ``job``; by default, of the whole catalogue.
-
-    The memory is the running maximum up to the next batch size on the grid.  The answer has a limit
-    only if every target has one.  For a job with a traced peak, the answer uses that peak alone.
-
-    Raises:
-        InvalidRequestError, UnsupportedJobError: as
-            :meth:`gpumemnet.predict.predictor.Predictor.predict`.
-    """
-    candidates = sorted(
-        catalogue_targets() if targets is None else targets, key=lambda target: target.available_mib
-    )
-    if job.traced_peak_bytes is not None:
-        found = fits(predictor, job, candidates, coverage=coverage, encoder=encoder)
-        reasons = predictor.predict(job, coverage=coverage, encoder=encoder).reasons
-        return _smallest(found, coverage, reasons)
-    grid = batch_grid(job.batch_size, _steps(job), is_rounded_up=True)
-    memories: dict[int, Memory] = {}
-    reasons = ()
-    for gpu, positions in alike(predictor, candidates).items():
-        memory_of = _MemoryOfBatches(predictor, job, gpu, coverage, encoder)
-        last = _running_maximum(grid, memory_of(grid))[-1]
-        memories |= dict.fromkeys(positions, Memory(last.request_mib, last.limit_mib))
-        reasons = reasons or memory_of.last_reasons
-    if any(
-        memory.limit_mib is None for memory in memories.values()
-    ):  # with limits on some GPUs only, the answer would jump between GPUs from one batch size to the next
-        memories = {
-            position: Memory(memory.request_mib, None) for position, memory in memories.items()
-        }
-    at = dataclasses.replace(job, batch_size=grid[-1])
-    probabilities = [
-        fit.probability
-        for fit in fits(predictor, at, candidates, coverage=coverage, encoder=encoder)
-    ]
-    found = tuple(
-        judged(target, memories[position], probabilities[position])
-        for position, target in enumerate(candidates)
-    )
-    return _smallest(found, coverage, reasons)
-
-
-def _smallest(found: Sequence[Fit], coverage: float, reasons: tuple[str, ...]) -> SmallestGpu:
-    return SmallestGpu(
-        coverage=coverage,
-        safe=next((fit for fit in found if fit.verdict == YES), None),
-        likely=next((fit for fit in found if fit.request_mib <= fit.available_mib), None),
-        reasons=reasons if any(fit.verdict == UNKNOWN for fit in found) else (),
-    )
-
-
-def batch_grid(
-    max_batch: int, steps: int = _FINE_STEPS, *, is_rounded_up: bool = False
-) -> list[int]:
+def batch_grid(max_batch: int, steps: int = _FINE_STEPS) -> list[int]:
     """Batch sizes from 1 to ``max_batch``: every one up to twice ``steps``, then ``steps`` per
     doubling.
 
     Args:
         max_batch: the last batch size.
         steps: steps per doubling, a power of two.
-        is_rounded_up: whether the grid ends at its first point that is not below ``max_batch``.
     """
     points = _grid(steps)
-    end = bisect_left(points, max_batch)
-    if is_rounded_up or points[end] == max_batch:
-        return list(points[: end + 1])
-    return [*points[:end], max_batch]
+    return [*points[: bisect_left(points, max_batch)], max_batch]
 
 
 @lru_cache(maxsize=8)
@@ -263,14 +160,11 @@ class _MemoryOfBatches:
     """The memory of one job on one GPU at any batch size; many batch sizes are predicted as one
     table."""
 
-    def __init__(
-        self, predictor: Predictor, job: TrainingJob, gpu: str, coverage: float, encoder: str | None
-    ) -> None:
+    def __init__(self, predictor: Predictor, job: TrainingJob, options: PredictionOptions) -> None:
         self._predictor = predictor
-        self._table = JobTable.from_jobs((dataclasses.replace(job, traced_peak_bytes=None),))
-        self._options = PredictionOptions(gpu=gpu, coverage=coverage, encoder=encoder)
+        self._table = JobTable.from_jobs((replace(job, traced_peak_bytes=None),))
+        self._options = options
         self.fewest_reasons: tuple[str, ...] = ()
-        self.last_reasons: tuple[str, ...] = ()
 
     def __call__(self, batches: Sequence[int]) -> list[Memory]:
         jobs = self._table.take(np.zeros(len(batches), dtype=np.int64)).with_numbers(
@@ -278,7 +172,6 @@ class _MemoryOfBatches:
         )
         predictions = self._predictor.predict_table(jobs, self._options)
         self.fewest_reasons = min(map(predictions.reasons, range(len(jobs))), key=len)
-        self.last_reasons = predictions.reasons(len(jobs) - 1)
         return memories_of(predictions)
 
 

@@ -88,7 +88,6 @@ class GraphOutput(NamedTuple):
 
     Attributes:
         distribution: the distributions.
-        line_bytes: the line over the closed form, shape ``[B]``.
         expected_bytes: the expected memory, shape ``[B]``.
         bounds_bytes: the bounds for the ``L`` calibrated coverages, shape ``[B, L]``.
         is_broken: jobs with infinity or NaN in the output, whose amounts are set to 1 TiB, shape
@@ -96,7 +95,6 @@ class GraphOutput(NamedTuple):
     """
 
     distribution: MemoryDistribution
-    line_bytes: NDArray[np.float64]
     expected_bytes: NDArray[np.float64]
     bounds_bytes: NDArray[np.float64]
     is_broken: NDArray[np.bool_] | None
@@ -170,7 +168,6 @@ class BundleModel:
         amounts_bytes = np.exp(np.minimum(amounts, MOST_LOG_BYTES, dtype=np.float64))
         return GraphOutput(
             MemoryDistribution(weights, locations, scales),
-            amounts_bytes[:, 0],
             amounts_bytes[:, 1],
             np.minimum(amounts_bytes[:, 2:], _MOST_BYTES),
             is_broken,
@@ -221,7 +218,7 @@ class BundleModel:
         level, site = self.level(coverage), model_gpu.site
         features = self.features(table, model_gpu)
         unseen = self.support.check(table, features)
-        distribution, _, expected, bounds, is_broken = self.run(table, features)
+        distribution, expected, bounds, is_broken = self.run(table, features)
         safe = bounds[:, level] if site is None else site.bounds(expected, bounds)[:, level]
         reasons = {row: unseen.reasons(row) for row in unseen.counts.nonzero()[0].tolist()}
         is_unbounded = unseen.is_unknown

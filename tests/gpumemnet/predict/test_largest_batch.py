@@ -15,8 +15,8 @@ from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import MAX_BATCH_SIZE, TrainingJob
 from gpumemnet.predict.distribution import BinScheme, MemoryDistribution
-from gpumemnet.predict.gpu_fit import Target, catalogue_targets, target
-from gpumemnet.predict.largest_batch import batch_grid, batch_sizes, smallest_gpu
+from gpumemnet.predict.gpu_fit import Target, target
+from gpumemnet.predict.largest_batch import batch_grid, batch_sizes
 from gpumemnet.predict.prediction import (
     GpuResolver,
     PredictingModel,
@@ -125,26 +125,6 @@ def test_more_memory_never_gives_a_smaller_batch(
         assert (sizes.safe_batch or 0) <= (sizes.likely_batch or 0) <= max_batch
 
 
-@settings(max_examples=8)
-@given(
-    seed=st.integers(0, 10**6),
-    batches=st.lists(st.integers(1, 5000), min_size=2, max_size=4).map(sorted),
-    copies=st.sampled_from([1, 60]),
-)
-def test_a_larger_batch_never_gives_a_smaller_gpu(
-    seed: int, batches: list[int], copies: int
-) -> None:
-    layers = small_job().layers * copies
-    found = [
-        smallest_gpu(erratic(seed), small_job(batch_size=batch, layers=layers)) for batch in batches
-    ]
-    for name in ("safe", "likely"):
-        sizes = [getattr(smallest, name) for smallest in found]
-        assert never_falls([fit.available_mib for fit in sizes if fit is not None])
-    is_none = [smallest.likely is None for smallest in found]
-    assert is_none == sorted(is_none)  # what no GPU holds, no GPU holds with more
-
-
 @settings(max_examples=10)
 @given(job=jobs(), memories=amounts)
 def test_the_shipped_models_are_monotone_as_well(
@@ -204,22 +184,6 @@ def test_a_traced_peak_is_of_one_batch_only(predictor: Predictor) -> None:
     assert batch_sizes(predictor, traced, target("A100")) == batch_sizes(
         predictor, job, target("A100")
     )
-    found = smallest_gpu(predictor, traced)
-    assert found.likely is not None
-    assert found.likely.request_mib > 30 * 1024
-
-
-def test_the_smallest_gpu_holds_the_job_and_no_smaller_one_does(predictor: Predictor) -> None:
-    job = cnn(512)
-    found = smallest_gpu(predictor, job)
-    assert found.safe is not None
-    assert found.safe.verdict == "yes"
-    assert found.likely is not None
-    assert found.likely.available_mib <= found.safe.available_mib
-    smaller = [one for one in catalogue_targets() if one.available_mib < found.safe.available_mib]
-    again = smallest_gpu(predictor, job, smaller)
-    assert again.safe is None
-    assert smallest_gpu(predictor, job, []).likely is None
 
 
 def test_an_impossible_batch_is_refused(predictor: Predictor) -> None:
@@ -235,9 +199,6 @@ def test_the_grid_rises_to_its_end(max_batch: int, steps: int) -> None:
     assert grid[0] == 1
     assert grid[-1] == max_batch
     assert all(low < high <= low + max(1, -(-low // steps)) for low, high in pairwise(grid))
-    rounded = batch_grid(max_batch, steps, is_rounded_up=True)
-    assert rounded[:-1] == grid[: len(rounded) - 1]
-    assert rounded[-1] >= max_batch
 
 
 def test_a_job_of_very_many_layers_is_asked_at_fewer_batch_sizes(predictor: Predictor) -> None:
