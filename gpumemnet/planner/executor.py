@@ -2,14 +2,15 @@
 ``state_dict``.
 
 The forward pass of each unit is replaced on the instance: ``module.forward`` becomes a
-:class:`UnitForward`, which can be copied and pickled with the model.  Recomputation is in
-:mod:`gpumemnet.planner.recomputing`, swapping in :mod:`gpumemnet.planner.swapping`, and what is
-refused in :mod:`gpumemnet.planner.recomputing`.
+:class:`UnitForward`, which can be copied and pickled with the model.  Recomputation, and what is
+refused, is in :mod:`gpumemnet.planner.recomputing`, swapping in
+:mod:`gpumemnet.planner.swapping`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import MethodType, TracebackType
 from typing import Any, Final
@@ -19,13 +20,15 @@ from torch import nn
 
 from gpumemnet.errors import PlanError
 from gpumemnet.planner.plans import Decision, Plan, checked_decisions, load_plan
-from gpumemnet.planner.recomputing import StateCheck, check_plan, recompute
+from gpumemnet.planner.recomputing import StateCheck, check_plan, has_values, recompute, verify
 from gpumemnet.planner.swapping import Swaps
 
 _FORWARD: Final = "forward"
 
 
-def applied(model: nn.Module, plan: Plan | Mapping[str, str] | Path | str) -> AppliedPlan:
+def applied(
+    model: nn.Module, plan: Plan | Mapping[str, str] | Path | str, *, verify: bool = True
+) -> AppliedPlan:
     """Let ``model`` keep, recompute and swap as ``plan`` says; losses and gradients stay the same
     to the last bit.
 
@@ -35,11 +38,13 @@ def applied(model: nn.Module, plan: Plan | Mapping[str, str] | Path | str) -> Ap
     Args:
         model: the model, on any device, before ``torch.compile``.
         plan: the plan, the path of its file, or a decision for each module by its name.
+        verify: whether each module that is recomputed first runs forward and backward with and
+            without the plan, on the tensors of its first forward pass, and must give the same.
 
     Raises:
         InvalidRequestError: the file holds no plan, or there is no such decision.
         PlanError: the plan does not belong to the model, or the model would compute something else
-            under it.
+            under it; some of that shows in the first forward pass only.
 
     Example:
         >>> import torch
@@ -48,13 +53,15 @@ def applied(model: nn.Module, plan: Plan | Mapping[str, str] | Path | str) -> Ap
         >>> with applied(model, {"0": "recompute"}):
         ...     model(torch.ones(2, 8)).sum().backward()
     """
-    return AppliedPlan(model, load_plan(plan) if isinstance(plan, Path | str) else plan)
+    return AppliedPlan(model, load_plan(plan) if isinstance(plan, Path | str) else plan, verify)
 
 
 class AppliedPlan:
     """A plan in force; see :func:`applied`."""
 
-    def __init__(self, model: nn.Module, plan: Plan | Mapping[str, str]) -> None:
+    def __init__(
+        self, model: nn.Module, plan: Plan | Mapping[str, str], verifies: bool = True
+    ) -> None:
         decisions = plan.decisions if isinstance(plan, Plan) else checked_decisions(plan)
         self._swaps = Swaps()
         self._forwards: list[UnitForward] = []
@@ -69,7 +76,8 @@ class AppliedPlan:
             if isinstance(vars(module).get(_FORWARD), UnitForward):
                 raise PlanError(f"a plan is applied to '{name}' already: undo that one first")
         for module, name in units.items():
-            forward = UnitForward(module, name, decisions.get(name, Decision.KEEP), self._swaps)
+            decision = decisions.get(name, Decision.KEEP)
+            forward = UnitForward(module, name, decision, self._swaps, verifies)
             module.forward = forward
             self._forwards.append(forward)
 
@@ -103,13 +111,18 @@ class UnitForward:
         name: its name.
         decision: the decision.
         swaps: the table of swapped storages of the model.
+        verifies: whether its first recomputed forward pass is checked.
     """
 
-    def __init__(self, module: nn.Module, name: str, decision: Decision, swaps: Swaps) -> None:
+    def __init__(
+        self, module: nn.Module, name: str, decision: Decision, swaps: Swaps, verifies: bool
+    ) -> None:
         self._module = module
         self._name = name
         self._decision = decision
         self._swaps = swaps
+        self._verifies = verifies and decision.recomputes
+        self._is_first = True
         self._replaced: Callable[..., Any] | None = vars(module).get(_FORWARD)
         self._is_in_force = True
 
@@ -120,8 +133,11 @@ class UnitForward:
         own = self._replaced or MethodType(type(self._module).forward, self._module)
         if not (self._is_in_force and torch.is_grad_enabled()):
             return own(*args, **kwargs)
+        if self._verifies and has_values(self._module, (args, kwargs)):
+            self._verifies, self._is_first = False, False
+            verify(self._module, self._name, own, partial(self._run, own), args, kwargs)
         with self._swaps.running(self._module, self._decision.swaps) as run:
-            output = self._run(own, args, kwargs)
+            output = self._run(own, *args, **kwargs)
         run.watch(output)
         return output
 
@@ -136,10 +152,11 @@ class UnitForward:
             else:
                 self._module.forward = self._replaced
 
-    def _run(self, own: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run(self, own: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         if not self._decision.recomputes:
             return own(*args, **kwargs)
-        state = StateCheck(self._module, self._name, (args, kwargs))
+        state = StateCheck(self._module, self._name, (args, kwargs), self._is_first)
+        self._is_first = False
         output = recompute(
             self._module, own, args, kwargs, cheap=self._decision is Decision.RECOMPUTE_CHEAP
         )

@@ -5,10 +5,17 @@ The statistics of normalization layers must be updated once.  While a forward pa
 layers update copies.  With :data:`~gpumemnet.planner.plans.Decision.RECOMPUTE_CHEAP` the results of
 expensive operators are kept (selective activation checkpointing, Korthikanti et al., arXiv
 2205.05198).
+
+What would train differently is refused: by :func:`check_plan` before a step, by :func:`verify` in the
+first forward pass, in which a unit runs forward and backward once as it is and once recomputed, and
+by :class:`StateCheck` in every further one; the first one may fill caches.
 """
 
 from __future__ import annotations
 
+import random
+import sys
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -31,6 +38,7 @@ from gpumemnet.torch_private.names import (
     operator_name,
     own_buffers,
     schema,
+    tree_map_only,
     version,
 )
 
@@ -87,12 +95,12 @@ class _Repetition:
 
     Args:
         module: the unit.
-        inner: a context that is entered last.
+        inner: a context that is entered last, if any.
     """
 
-    def __init__(self, module: nn.Module, inner: AbstractContextManager[Any]) -> None:
+    def __init__(self, module: nn.Module, inner: AbstractContextManager[Any] | None = None) -> None:
         self._norms = [each for each in module.modules() if isinstance(each, NORMALIZATIONS)]
-        self._inner = inner
+        self._inner = inner or nullcontext()
         self._originals: list[tuple[dict[str, Tensor | None], str, Tensor]] = []
 
     def __enter__(self) -> None:
@@ -141,9 +149,6 @@ def _dropout_argument(operator: Any) -> int | None:
 
 _CHECKPOINTING: Final = ("gradient_checkpointing", "grad_checkpointing")
 """Attributes that are true where Hugging Face's and timm's models recompute by themselves."""
-_OF_CACHE: Final = ("update", "get_seq_length")
-"""Methods of the caches of keys and values of Hugging Face's models, which they fill in training,
-too."""
 _WRAPPERS: Final = ("CheckpointWrapper", "OffloadWrapper")
 """Classes of ``torch.distributed.algorithms._checkpoint`` around a module that is recomputed or
 offloaded."""
@@ -232,6 +237,19 @@ def _check_unit(module: nn.Module, name: str, decisions: Mapping[str, Decision])
                 )
 
 
+_OF_CACHE: Final = ("update", "get_seq_length")
+"""Methods of the caches of keys and values of Hugging Face's models, which they fill in training,
+too."""
+_PLAIN: Final = (int, float, complex, bool, str, bytes, type(None))
+_MOST_ENTRIES: Final = 256
+"""Longer lists and dicts are compared by their first entries and their length."""
+_DEPTH: Final = 3
+_TOLERANCE: Final = 1e-3
+"""Share of the largest gradient by which two backward passes may differ: kernels that add up in
+another order in each run do."""
+_TOLERANCE_16_BITS: Final = 2e-2
+
+
 class StateCheck:
     """Compares the state of a unit before and after a forward pass that will be repeated.
 
@@ -239,6 +257,7 @@ class StateCheck:
         module: the unit.
         name: its name.
         arguments: what its forward pass is called with: positional and named arguments.
+        is_first: whether it is the first forward pass, which may fill caches.
 
     Raises:
         PlanError: an argument would be changed a second time.
@@ -249,12 +268,13 @@ class StateCheck:
         module: nn.Module,
         name: str,
         arguments: tuple[tuple[object, ...], Mapping[str, object]],
+        is_first: bool,
     ) -> None:
         self._module = module
         self._name = name
         _check_arguments(name, arguments)
         self._inputs = [(tensor, version(tensor)) for tensor in tensors_in(arguments)]
-        self._before = _state(module)
+        self._before = None if is_first else _state(module)
 
     def check(self) -> None:
         """Raise an error if the forward pass changed the state.
@@ -268,8 +288,11 @@ class StateCheck:
                     f"'{self._name}' changes its input of shape {list(tensor.shape)} in place, so that its recomputation would "
                     "begin with other values: use the variant that is not in place, or keep or swap this module"
                 )
+        if self._before is None:
+            return
         after = _state(self._module)
-        changed = [key for key in after if after[key] != self._before.get(key)]
+        keys = dict.fromkeys((*self._before, *after))
+        changed = [key for key in keys if after.get(key) != self._before.get(key)]
         if changed:
             raise PlanError(
                 f"'{self._name}' changes its own state in the forward pass ({', '.join(changed[:3])}), which its recomputation "
@@ -288,15 +311,130 @@ def _check_arguments(name: str, arguments: tuple[tuple[object, ...], Mapping[str
 
 
 def _state(module: nn.Module) -> dict[str, Any]:
-    """Return what a forward pass could change: buffers but those of normalizations, and numbers
-    among the attributes."""
-    state: dict[str, Any] = {}
+    """Return what a forward pass could change: buffers but those of normalizations, attributes of
+    every module, and the random numbers of Python and NumPy."""
+    state: dict[str, Any] = {"random numbers of Python": random.getstate()}
+    if "numpy" in sys.modules:
+        kind, keys, *rest = sys.modules["numpy"].random.get_state()
+        state["random numbers of NumPy"] = (kind, keys.tobytes(), *rest)
     for name, part in module.named_modules():
         prefix = f"{name}." if name else ""
         if not isinstance(part, NORMALIZATIONS):
             for key, buffer in own_buffers(part).items():
-                state[prefix + key] = None if buffer is None else (id(buffer), version(buffer))
+                state[prefix + key] = _seen(buffer, 0)
         for key, value in vars(part).items():
-            if type(value) in (int, float, bool):
-                state[prefix + key] = value
+            if key not in _MODULES_OWN:
+                state[prefix + key] = _seen(value, _DEPTH)
     return state
+
+
+_MODULES_OWN: Final = frozenset({*vars(nn.Module()), "forward"})
+"""Attributes that every module has: buffers are looked at, hooks are not."""
+
+
+def _seen(value: object, depth: int) -> object:
+    """Return what is equal as long as ``value`` is not changed."""
+    if isinstance(value, Tensor):
+        return id(value), version(value)
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, torch.Generator):
+        return value.get_state().numpy().tobytes()
+    if isinstance(value, dict) and depth:
+        entries = list(value.items())[:_MOST_ENTRIES]
+        return len(value), tuple((repr(key), _seen(entry, depth - 1)) for key, entry in entries)
+    if isinstance(value, list | tuple | set | deque) and depth:
+        return len(value), tuple(_seen(entry, depth - 1) for entry in list(value)[:_MOST_ENTRIES])
+    return value if isinstance(value, _PLAIN) else id(value)
+
+
+def has_values(module: nn.Module, arguments: object) -> bool:
+    """Whether a forward pass computes values: in a trace it does not."""
+    return not any(each.is_meta for each in (*module.parameters(), *tensors_in(arguments)))
+
+
+def verify(
+    module: nn.Module,
+    name: str,
+    plain: Callable[..., Any],
+    planned: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> None:
+    """Check that a unit gives the same result and the same gradients as it is and recomputed.
+
+    Both passes begin with the same random numbers, and their gradients are dropped; they take as
+    much memory as the unit's recomputation.
+
+    Args:
+        module: the unit.
+        name: its name.
+        plain, planned: its forward pass as it is and with its decision.
+        args, kwargs: what it is called with.
+
+    Raises:
+        PlanError: names the unit and what differs, or the state that changes.
+    """
+    tensors = [*module.parameters(), *tensors_in((args, kwargs))]
+    is_short = torch.is_autocast_enabled(tensors[0].device.type if tensors else "cpu") or any(
+        tensor.is_floating_point() and tensor.itemsize < torch.float32.itemsize
+        for tensor in tensors
+    )
+    tolerance = _TOLERANCE_16_BITS if is_short else _TOLERANCE
+    expected = _results(module, plain, args, kwargs)
+    for what, found in _results(module, planned, args, kwargs).items():
+        most = float(expected[what].abs().max()) if expected[what].numel() else 0.0
+        if not torch.allclose(found, expected[what], 0.0, tolerance * most, equal_nan=True):
+            raise PlanError(
+                f"'{name}' computes something else when it runs again ({what} differs), so that it would train differently: "
+                "keep or swap this module instead, or apply the plan with verify=False if its forward pass is not "
+                "meant to be the same twice"
+            )
+
+
+def _results(
+    module: nn.Module,
+    forward: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> dict[str, Tensor]:
+    """Return the outputs and the gradients of one forward and backward pass by their names, the
+    module's state unchanged."""
+    sources: list[Tensor] = []
+
+    def own(tensor: Tensor) -> Tensor:
+        source = tensor.detach().requires_grad_(tensor.requires_grad)
+        if not tensor.requires_grad:
+            return source.clone()
+        sources.append(source)
+        return source.clone()  # an operator may change it in place
+
+    own_args, own_kwargs = tree_map_only(Tensor, own, (args, kwargs))
+    devices = {tensor.device for tensor in tensors_in((args, kwargs)) if tensor.is_cuda}
+    with torch.random.fork_rng(devices):
+        torch.clear_autocast_cache()  # recomputation begins without casts of weights, too
+        with _Repetition(module):
+            outputs = [
+                each for each in tensors_in(forward(*own_args, **own_kwargs)) if each.requires_grad
+            ]
+        parameters = {
+            f"the gradient of {key}": each
+            for key, each in module.named_parameters()
+            if each.requires_grad
+        }
+        inputs = {f"the gradient of input {n}": each for n, each in enumerate(sources)}
+        by_name = {**parameters, **inputs}
+        results = {f"output {n}": each.detach() for n, each in enumerate(outputs)}
+        if outputs and by_name:
+            weights = [
+                torch.arange(each.numel(), device=each.device).cos().view(each.shape).to(each)
+                for each in outputs
+            ]
+            gradients = torch.autograd.grad(
+                outputs, [*by_name.values()], weights, allow_unused=True
+            )
+            results |= {
+                key: each for key, each in zip(by_name, gradients, strict=True) if each is not None
+            }
+    torch.clear_autocast_cache()
+    return results

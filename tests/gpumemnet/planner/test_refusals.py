@@ -3,8 +3,12 @@ what to do."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import random
+from collections.abc import Callable, Mapping
+from itertools import count
+from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -24,16 +28,35 @@ class Block(nn.Module):
         return out
 
 
-class MovingAverage(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(4))
+def scaled(change: Callable[[Any], Any]) -> nn.Module:
+    """A layer that calls ``change`` with itself in each forward pass, and multiplies by what it
+    returns."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        self.mean: Tensor
-        self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
-        out: Tensor = x - self.mean
-        return out
+    class Scaled(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            factor = change(self)
+            out: Tensor = super().forward(x) * (1.0 if factor is None else factor)
+            return out
+
+    layer = Scaled(4, 4)
+    layer.register_buffer("mean", torch.zeros(4))
+    vars(layer).update(total=torch.zeros(4), counts=[0], seen={"passes": 0})
+    return layer
+
+
+def counted(key: object, numbers: Any) -> None:
+    numbers[key] += 1
+
+
+CALLS = count(1)
+STATES: Mapping[str, tuple[Callable[[Any], Any], str]] = {
+    "a buffer": (lambda layer: layer.mean.add_(1), r"\(layers.0.mean\)"),
+    "a tensor": (lambda layer: layer.total.add_(1), r"\(layers.0.total\)"),
+    "a list": (lambda layer: counted(0, layer.counts), r"\(layers.0.counts\)"),
+    "a dict": (lambda layer: counted("passes", layer.seen), r"\(layers.0.seen\)"),
+    "Python": (lambda layer: random.random(), "random numbers of Python"),
+    "NumPy": (lambda layer: numpy.random.rand(), "random numbers of NumPy"),  # noqa: NPY002
+}
 
 
 def checkpointing() -> nn.Module:
@@ -92,9 +115,13 @@ def test_refused_when_it_is_applied(
 @pytest.mark.parametrize(
     ("block", "sentence"),
     [
+        *(
+            (Block(scaled(change)), f"'1' changes its own state in the forward pass .*{names}")
+            for change, names in STATES.values()
+        ),
         (
-            Block(MovingAverage()),
-            r"'1' changes its own state in the forward pass \(layers.0.mean\), .* keep or swap",
+            Block(scaled(lambda layer: next(CALLS))),
+            "'1' computes something else when it runs again .output 0 differs",
         ),
         (
             Block(nn.ReLU(inplace=True), nn.Linear(4, 4)),
@@ -108,6 +135,15 @@ def test_refused_in_the_first_step(block: nn.Module, sentence: str) -> None:
         model(torch.ones(2, 4))
     with applied(model, {"1": "swap"}):
         model(torch.ones(2, 4)).sum().backward()
+
+
+def test_a_forward_pass_may_fill_a_cache_once() -> None:
+    def cached(layer: Any) -> float:
+        vars(layer).setdefault("factor", torch.tensor(2.0))
+        return float(layer.factor)
+
+    with applied(nn.Sequential(block := Block(scaled(cached))), {"0": "recompute"}):
+        block(torch.ones(2, 4)).sum().backward()
 
 
 def test_a_cache_of_keys_and_values_is_refused_which_a_recomputation_would_extend() -> None:
