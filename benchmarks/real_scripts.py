@@ -26,6 +26,7 @@ import json
 import os
 import re
 import runpy
+import shlex
 import shutil
 import signal
 import subprocess
@@ -40,8 +41,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from real_scripts_data import MAKERS
-from rich.console import Console
-from rich.table import Table
 
 ROOT: Final = Path(__file__).parents[1]
 CASES: Final = ROOT / "tests" / "real_scripts" / "cases.toml"
@@ -64,10 +63,11 @@ class Case:
         repository: ``owner/name``, or ``own`` for ``tests/real_scripts`` and
             ``benchmarks/real_scripts_libraries``.
         path: the script in its repository.
+        line: the line that starts the training, in place of ``path`` and ``arguments``.
         commit: the commit that it was tried with.
         arguments: the script's own.
         folder: the working directory in the repository; the script's own by default.
-        data: made-up data by maker, with the path at which the script expects them.
+        data: made-up data by maker, with the paths at which the script expects them.
         needs: packages that the script imports.
         options: of ``gpumemnet trace``.
         environment: variables to set.
@@ -77,11 +77,12 @@ class Case:
 
     name: str
     repository: str
-    path: str
+    path: str = ""
+    line: str = ""
     commit: str = ""
     arguments: tuple[str, ...] = ()
     folder: str | None = None
-    data: Mapping[str, str] = field(default_factory=dict)
+    data: Mapping[str, str | list[str]] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -121,6 +122,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--cases", type=Path, default=CASES)
     parser.add_argument("--checkouts", type=Path, help="folder of clones, OWNER+NAME")
     parser.add_argument(
         "--out", type=Path, help="file that keeps the results, one JSON object a line"
@@ -155,62 +157,41 @@ def main() -> int:
         "--counts", type=Path, metavar="FILE", help="results of --null-gpu to compare with"
     )
     parser.add_argument("--document", type=Path, help="Markdown file whose table is written anew")
-    parser.add_argument("--stored", action="store_true", help="run nothing: show what --out has")
-    parser.add_argument("--list", action="store_true", help="show the cases and run none")
     arguments = parser.parse_args()
     cases = [
         case
-        for case in read_cases()
+        for case in read_cases(arguments.cases)
         if not arguments.only or any(text in case.name for text in arguments.only)
     ]
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    if arguments.list:
-        for case in cases:
-            console.print(
-                f"{case.name}: {case.repository} {case.path} {' '.join(case.arguments)}",
-                highlight=False,
-            )
-        return 0
     runpy.run_path(str(STARTUP / "sitecustomize.py"))  # makers of data may import torchvision, too
     kept, counts = _kept(arguments.out), _kept(arguments.counts)
     rows = []
     for case in cases:
         row = kept.get(case.version)
-        if arguments.stored:
-            row = row or not_run(case)
-        elif row is None or arguments.again or row["outcome"] == "not at hand":
+        if row is None or arguments.again or row["outcome"] == "not at hand":
             row = run(case, arguments)
             _keep(arguments.out, row)
-            console.print(
+            print(
                 f"{case.name}: {row['outcome']} ({row['seconds']:.0f} s) {row['sentence'][:300]}",
-                highlight=False,
-                soft_wrap=True,
             )
         rows.append(
             row | {"count": independent_count(row, case.count, counts.get(case.version, {}))}
         )
-    console.print(table(rows))
-    console.print(summary(rows), highlight=False)
+    print(summary(rows))
     if arguments.document:
         write_document(arguments.document, rows)
     tried = [row for row in rows if row["outcome"] != "not at hand"]
     return int(sum(row["outcome"] == "works" for row in tried) < REQUIRED_SHARE * len(tried))
 
 
-def not_run(case: Case) -> dict[str, Any]:
-    """Return the row of a case that has not been run."""
-    return {
+def run(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Run one case; return its row."""
+    row: dict[str, Any] = {
         "name": case.name,
         "version": case.version,
         "outcome": "not at hand",
         "seconds": 0.0,
-        "sentence": "not run",
     }
-
-
-def run(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Run one case; return its row."""
-    row = not_run(case)
     missing = missing_packages(arguments.python, case.needs)
     with tempfile.TemporaryDirectory(prefix="real_scripts_") as temporary:
         tree = Path(temporary) / "code"
@@ -221,22 +202,26 @@ def run(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
         script = tree / case.path
         if not script.exists():
             return row | {"sentence": f"{case.repository} has no file {case.path}"}
-        folder = script.parent if case.folder is None else tree / case.folder
-        for maker, path in case.data.items():
-            MAKERS[maker](folder / path)
+        folder = tree / (case.folder or (script.parent if case.path else "."))
+        for maker, paths in case.data.items():
+            for path in [paths] if isinstance(paths, str) else paths:
+                MAKERS[maker](folder / path)
         command = [
             *(
                 arguments.python,
                 "-m",
                 "gpumemnet",
                 "trace",
-                "--script",
-                str(script),
                 "--gpu",
                 arguments.gpu,
                 "--json",
             ),
-            *("--deadline", str(arguments.seconds), *case.options, "--", *case.arguments),
+            *("--deadline", str(arguments.seconds), *case.options),
+            *(
+                ("--", *shlex.split(case.line))
+                if case.line
+                else ("--script", str(script), "--", *case.arguments)
+            ),
         ]
         environment = {"PYTHONPATH": str(STARTUP), **case.environment}
         if "PYTHONPATH" in case.environment:
@@ -412,6 +397,7 @@ def _timed(
     errors."""
     variables = {
         **os.environ,
+        "PATH": f"{Path(command[0]).parent}{os.pathsep}{os.environ['PATH']}",
         "OMP_NUM_THREADS": "1",
         "COLUMNS": "1000",
         "HF_HUB_OFFLINE": "1",
@@ -453,22 +439,6 @@ def _keep(out: Path | None, row: Mapping[str, Any]) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
         with out.open("a") as file:
             file.write(json.dumps(row) + "\n")
-
-
-def table(rows: list[dict[str, Any]]) -> Table:
-    """Return the table of results."""
-    result = Table("script", "outcome", "seconds", "MiB", "independent count", "sentence")
-    for row in rows:
-        mib = f"{row['expected_bytes'] / MIB:,.0f}" if "expected_bytes" in row else ""
-        result.add_row(
-            row["name"],
-            row["outcome"],
-            f"{row['seconds']:.0f}",
-            mib,
-            row.get("count", ""),
-            row["sentence"][:300],
-        )
-    return result
 
 
 def summary(rows: list[dict[str, Any]]) -> str:

@@ -239,16 +239,6 @@ def glue_metric(path: Path) -> None:
     )
 
 
-def hf_chats(path: Path) -> None:
-    """Prompts and completions, as JSON lines."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = (
-        {"prompt": " ".join(WORDS), "completion": " ".join(WORDS[::-1]) + f" {i}"}
-        for i in range(400)
-    )
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
 def hf_preferences(path: Path) -> None:
     """A chosen and a rejected answer to each prompt, as JSON lines."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -261,16 +251,6 @@ def hf_preferences(path: Path) -> None:
         for i in range(400)
     )
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def gpt2_model(folder: Path) -> None:
-    """A configuration and a tokenizer of GPT-2's sizes, with random weights of four layers."""
-    import torch
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    _tokenizer(folder)
-    torch.manual_seed(0)
-    GPT2LMHeadModel(GPT2Config(n_layer=4, n_embd=256, n_head=4)).save_pretrained(folder)
 
 
 def llama_model(folder: Path) -> None:
@@ -301,7 +281,7 @@ def bert_model(folder: Path) -> None:
     BertForSequenceClassification(BertConfig(**sizes)).save_pretrained(folder)
 
 
-def _tokenizer(folder: Path) -> None:
+def _tokenizer(folder: Path, words: int = 0, longest: int = 512) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -312,6 +292,7 @@ def _tokenizer(folder: Path) -> None:
             ["<unk>", "<pad>", "</s>", "<s>", *sorted({*WORDS, *map(str, range(1000))} - {"<unk>"})]
         )
     }
+    vocabulary |= {f"word{i}": i for i in range(len(vocabulary), words)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     fast = PreTrainedTokenizerFast(
@@ -320,9 +301,95 @@ def _tokenizer(folder: Path) -> None:
         pad_token="<pad>",
         eos_token="</s>",
         bos_token="<s>",
-        model_max_length=512,
+        model_max_length=longest,
+    )
+    fast.chat_template = (
+        "{% for message in messages %}{{ message['content'] + eos_token }}{% endfor %}"
     )
     fast.save_pretrained(folder)
+
+
+def hub_model(folder: Path) -> None:
+    """A model of the catalogue under its name on the hub: its configuration, a tokenizer of as many
+    words, and weights of zeros that take no room on the disk."""
+    import torch
+    import transformers
+
+    from gpumemnet.named.catalogue import find_model
+
+    name = "/".join(folder.parts[-2:])
+    sizes = dict(find_model(_SAME_SIZES.get(name, folder.name)).config)
+    config = transformers.AutoConfig.for_model(**sizes)
+    config.dtype = "bfloat16"
+    with torch.device("meta"):
+        model = getattr(transformers, config.architectures[0])(config)
+    _tokenizer(folder, config.vocab_size, config.max_position_embeddings)
+    config.save_pretrained(folder)
+    _zeros(folder / "model.safetensors", model.state_dict())
+
+
+def _zeros(file: Path, tensors: Any) -> None:
+    """Write bfloat16 zeros in the form of safetensors, in a sparse file."""
+    at, header = 0, {}
+    for name, tensor in tensors.items():
+        end = at + 2 * tensor.numel()
+        header[name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps({**header, "__metadata__": {"format": "pt"}}).encode()
+    with file.open("wb") as out:
+        out.write(struct.pack("<Q", len(text)) + text)
+        out.truncate(8 + len(text) + at)
+
+
+_SAME_SIZES: Final = {
+    "NousResearch/Hermes-3-Llama-3.1-8B": "meta-llama/Llama-3.1-8B",
+    "lmsys/vicuna-7b-v1.5": "meta-llama/Llama-2-7b-hf",
+    "HuggingFaceTB/SmolLM3-3B-checkpoints": "HuggingFaceTB/SmolLM3-3B",
+    "cleanrl/EleutherAI_pythia-1b-deduped__sft__tldr": "EleutherAI/pythia-1b",
+    "AdamG012/chat-opt-1.3b-sft-deepspeed": "facebook/opt-1.3b",
+    "AdamG012/chat-opt-350m-reward-deepspeed": "facebook/opt-350m",
+}
+"""Models that have the sizes of one in the catalogue."""
+
+
+def hub_chats(folder: Path) -> None:
+    """Long chats under the name of a data set on the hub."""
+    said = {"content": " ".join(WORDS * 60)}
+    _hub_rows(folder, {"messages": [{"role": role, **said} for role in ("user", "assistant") * 2]})
+
+
+def hub_texts(folder: Path) -> None:
+    """Texts under the columns of several data sets on the hub."""
+    columns = ("text", "prompt", "chosen", "rejected", "instruction", "input", "output")
+    _hub_rows(folder, dict.fromkeys(columns, " ".join(WORDS * 40)))
+
+
+def _hub_rows(folder: Path, row: Mapping[str, Any]) -> None:
+    folder.mkdir(parents=True)
+    parts = ("train", "test", "validation", "train_sft", "test_sft")
+    for part in parts:
+        (folder / f"{part}.jsonl").write_text((json.dumps(row) + "\n") * 400)
+    files = "".join(f"  - split: {part}\n    path: {part}.jsonl\n" for part in parts)
+    (folder / "README.md").write_text(
+        "---\nconfigs:\n"
+        + "".join(f"- config_name: {name}\n  data_files:\n{files}" for name in ("default", "en"))
+        + "---\n"
+    )
+
+
+def rows_on_disk(folder: Path) -> None:
+    """Texts as ``datasets`` saves them to the disk."""
+    import datasets
+
+    row = dict.fromkeys(("prompt", "chosen", "rejected"), [" ".join(WORDS * 40)] * 400)
+    parts = {part: datasets.Dataset.from_dict(row) for part in ("train", "test")}
+    datasets.DatasetDict(parts).save_to_disk(folder)
+
+
+def alpaca_file(path: Path) -> None:
+    """Instructions, inputs and outputs as Stanford's Alpaca has them."""
+    row = dict.fromkeys(("instruction", "input", "output"), " ".join(WORDS * 20))
+    path.write_text(json.dumps([row] * 400))
 
 
 def coco(folder: Path) -> None:
@@ -398,32 +465,7 @@ def _image(height: int, width: int) -> Image.Image:
 
 
 MAKERS: Final[Mapping[str, Callable[[Path], None]]] = {
-    maker.__name__: maker
-    for maker in (
-        *(
-            mnist,
-            larger_mnist,
-            cifar10,
-            image_folder,
-            images,
-            style_image,
-            segmentation_images,
-            bsd300,
-            words,
-            text,
-            tokens,
-            characters,
-        ),
-        *(
-            tiny_stories,
-            sine_waves,
-            cora,
-            planetoid_cora,
-            hf_chats,
-            hf_preferences,
-            gpt2_model,
-            llama_model,
-        ),
-        *(bert_model, glue, glue_metric, coco, vgg16_weights, cora_archive, empty_folder),
-    )
+    name: maker
+    for name, maker in globals().items()
+    if not name.startswith("_") and getattr(maker, "__module__", "") == __name__
 }

@@ -284,7 +284,7 @@ def _launch(
     given = ranks if _is_given(call, "ranks") else None
     if script is not None:
         return Launch(str(script), arguments=tuple(words), ranks=given)
-    launch = parse_launch(words)
+    launch = parse_launch(words, given)
     if None not in (given, launch.ranks) and given != launch.ranks:
         raise InvalidRequestError(
             f"{given:,} GPUs, and the line starts {launch.ranks:,} processes", "ranks"

@@ -31,12 +31,15 @@ _MACHINE: Final = frozenset({"CUDA_VISIBLE_DEVICES", "PYTHONPATH"})
 """Variables that say where a script runs, and not how."""
 
 
-def read_accelerate(words: Sequence[str], variables: dict[str, str]) -> dict[str, Any]:
+def read_accelerate(
+    words: Sequence[str], variables: dict[str, str], gpus: int | None
+) -> dict[str, Any]:
     """Read a line in a child process, which imports accelerate.
 
     Args:
         words: what follows ``accelerate launch``.
         variables: environment variables that the line sets.
+        gpus: number of GPUs of the machine; ``None`` if unknown.
 
     Returns:
         the fields of a :class:`~gpumemnet.launchers.launch_line.Launch`, as JSON.
@@ -48,7 +51,7 @@ def read_accelerate(words: Sequence[str], variables: dict[str, str]) -> dict[str
     launch: dict[str, Any] = ask(
         _read_in_child,
         "accelerate launch",
-        {"words": list(words)},
+        {"words": list(words), "gpus": gpus},
         purpose="reading the line as accelerate does",
         variables=variables,
         deadline_seconds=_SECONDS,
@@ -94,7 +97,12 @@ def _read_in_child(request: dict[str, Any]) -> dict[str, Any]:
     several = args.multi_gpu or args.use_fsdp or args.use_deepspeed
 
     def visible_gpus() -> int:
-        return refuse("depends on the machine: give --num_processes") if several else 1
+        gpus: int | None = request["gpus"]
+        if several and gpus is None:
+            refuse(
+                "depends on the machine: give --num_processes, or say with --ranks how many GPUs"
+            )
+        return gpus or 1
 
     with ExitStack() as stack:
         for name, replacement in replacements.items():

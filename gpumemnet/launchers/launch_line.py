@@ -8,9 +8,10 @@ This module loads no torch, so the command line uses it.
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Final
 
 from gpumemnet.errors import InvalidRequestError
@@ -22,6 +23,9 @@ _PYTHON: Final = re.compile(r"python(3(\.\d+)?)?")
 _VARIABLE: Final = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _TORCHRUN_MODULES: Final = ("torch.distributed.run", "torch.distributed.launch")
 _TORCHRUN_FLAGS: Final = frozenset({"standalone", "no-python", "module", "run-path", "use-env"})
+_PREFIXES: Final = ("srun", "nohup", "numactl")
+"""Programs that start the rest of a line as it is."""
+_PROGRAMS_MODULE: Final = "gpumemnet.launchers.programs"
 _DEEPSPEED_FLAGS: Final = frozenset(
     {
         *("module", "no-python", "no-local-rank", "no-ssh", "no-ssh-check", "force-multi"),
@@ -54,11 +58,19 @@ class Launch:
 
 def is_launch(words: Sequence[str]) -> bool:
     """Whether ``words`` are a line that starts a training, and not the name of a factory."""
-    return bool(words) and (bool(_VARIABLE.fullmatch(words[0])) or _launcher(words[0]) in _READERS)
+    return bool(words) and (
+        bool(_VARIABLE.fullmatch(words[0]))
+        or _launcher(words[0]) in (*_READERS, *_PREFIXES)
+        or shutil.which(words[0]) is not None
+    )
 
 
-def parse_launch(words: Sequence[str]) -> Launch:
+def parse_launch(words: Sequence[str], gpus: int | None = None) -> Launch:
     """Read a line: variables, a launcher with its options, a script with its arguments.
+
+    Args:
+        words: the line.
+        gpus: number of GPUs, for a line that takes all of the machine.
 
     Raises:
         InvalidRequestError: the line has another form, or starts what cannot be traced.
@@ -68,17 +80,31 @@ def parse_launch(words: Sequence[str]) -> Launch:
     while left and _VARIABLE.fullmatch(left[0]):
         name, _, value = left.pop(0).partition("=")
         variables[name] = value
+    if left and _launcher(left[0]) in _PREFIXES:
+        while left and _launcher(left[0]) not in _READERS:
+            del left[0]
     if not left:
         raise InvalidRequestError("the line starts no program", _FIELD)
     launcher = _launcher(left[0])
     reader = _READERS.get(launcher)
-    if reader is None:
+    launch = _program(left) if reader is None else reader(left[1:], variables, gpus)
+    return replace(launch, variables={**variables, **launch.variables})
+
+
+def _program(words: list[str]) -> Launch:
+    """Read a line that starts another program: one of Python runs here, any other, such as a
+    shell, in a process of its own.  What they start is traced."""
+    file = shutil.which(words[0])
+    if file is None:
         known = ", ".join(_READERS)
         raise InvalidRequestError(
-            f"{describe(left[0])} is no launcher that is known here: use one of {known}", _FIELD
+            f"{describe(words[0])} is no program on this machine: use one of {known}", _FIELD
         )
-    launch = reader(left[1:], variables)
-    return replace(launch, variables={**variables, **launch.variables})
+    with Path(file).open("rb") as program:
+        is_python = b"python" in program.readline(1000)
+    if is_python:
+        return Launch(file, arguments=tuple(words[1:]))
+    return Launch(_PROGRAMS_MODULE, True, tuple(words))
 
 
 def _launcher(word: str) -> str:
@@ -86,7 +112,7 @@ def _launcher(word: str) -> str:
     return "python" if _PYTHON.fullmatch(name) else name
 
 
-def _python(words: list[str], variables: dict[str, str]) -> Launch:
+def _python(words: list[str], variables: dict[str, str], gpus: int | None) -> Launch:
     while words and words[0].startswith("-") and words[0] != "-m":
         option = words.pop(0)
         if option == "-c":
@@ -101,34 +127,34 @@ def _python(words: list[str], variables: dict[str, str]) -> Launch:
         return Launch(words[0], arguments=tuple(words[1:]))
     module, *rest = words[1:]
     if module in _TORCHRUN_MODULES:
-        return _torchrun(rest, variables)
+        return _torchrun(rest, variables, gpus)
     if module in ("accelerate.commands.launch", "accelerate.commands.accelerate_cli"):
-        return _accelerate(["launch", *rest] if module.endswith("launch") else rest, variables)
+        line = ["launch", *rest] if module.endswith("launch") else rest
+        return _accelerate(line, variables, gpus)
     return Launch(module, True, tuple(rest))
 
 
-def _torchrun(words: list[str], variables: dict[str, str]) -> Launch:
+def _torchrun(words: list[str], variables: dict[str, str], gpus: int | None) -> Launch:
     options, rest = _options(words, _TORCHRUN_FLAGS)
     each = options.get("nproc-per-node", "1")
+    hosts = _number(options.get("nnodes", "1").rpartition(":")[2], "--nnodes")
     if each in ("gpu", "auto", "cpu", "xpu"):
-        raise InvalidRequestError(
-            f"--nproc-per-node {each} depends on the machine: give a number", _FIELD
-        )
-    hosts = options.get("nnodes", "1").rpartition(":")[2]
-    on_host = _number(each, "--nproc-per-node")
+        on_host = _all_of_machine(f"--nproc-per-node {each}", gpus) // hosts
+    else:
+        on_host = _number(each, "--nproc-per-node")
     return Launch(
         rest[0],
         "module" in options,
         tuple(rest[1:]),
-        on_host * _number(hosts, "--nnodes"),
+        on_host * hosts,
         {"LOCAL_WORLD_SIZE": str(on_host)},
     )
 
 
-def _accelerate(words: list[str], variables: dict[str, str]) -> Launch:
+def _accelerate(words: list[str], variables: dict[str, str], gpus: int | None) -> Launch:
     if not words or words[0] != "launch":
         raise InvalidRequestError("only 'accelerate launch' starts a training", _FIELD)
-    found = read_accelerate(words[1:], variables)
+    found = read_accelerate(words[1:], variables, gpus)
     return Launch(
         found["script"],
         found["is_module"],
@@ -139,7 +165,7 @@ def _accelerate(words: list[str], variables: dict[str, str]) -> Launch:
     )
 
 
-def _deepspeed(words: list[str], variables: dict[str, str]) -> Launch:
+def _deepspeed(words: list[str], variables: dict[str, str], gpus: int | None) -> Launch:
     """Read ``deepspeed …``, which passes its script a rank (``deepspeed/launcher/runner.py``)."""
     options, rest = _options(words, _DEEPSPEED_FLAGS)
     chosen = options.get("include", options.get("i"))
@@ -151,18 +177,26 @@ def _deepspeed(words: list[str], variables: dict[str, str]) -> Launch:
                 _FIELD,
             )
     else:
-        gpus = options.get("num-gpus", options.get("num-accelerators"))
-        if gpus is None:
-            raise InvalidRequestError(
-                "deepspeed without --num_gpus depends on the machine: give it", _FIELD
-            )
-        nodes = options.get("num-nodes", "1")
-        ranks = _number(gpus, "--num_gpus") * _number(nodes, "--num_nodes")
-    given = () if "no-local-rank" in options else ("--local_rank=0",)
-    return Launch(rest[0], "module" in options, (*given, *rest[1:]), ranks)
+        given = options.get("num-gpus", options.get("num-accelerators"))
+        if given is None:
+            ranks = _all_of_machine("deepspeed without --num_gpus", gpus)
+        else:
+            nodes = options.get("num-nodes", "1")
+            ranks = _number(given, "--num_gpus") * _number(nodes, "--num_nodes")
+    rank = () if "no-local-rank" in options else ("--local_rank=0",)
+    return Launch(rest[0], "module" in options, (*rank, *rest[1:]), ranks)
 
 
-_READERS: Final[Mapping[str, Callable[[list[str], dict[str, str]], Launch]]] = {
+def _all_of_machine(what: str, gpus: int | None) -> int:
+    """Return the number of GPUs of a line that takes all of the machine."""
+    if gpus is None:
+        raise InvalidRequestError(
+            f"{what} depends on the machine: say with --ranks how many GPUs it has", _FIELD
+        )
+    return gpus
+
+
+_READERS: Final[Mapping[str, Callable[[list[str], dict[str, str], int | None], Launch]]] = {
     "python": _python,
     "torchrun": _torchrun,
     "accelerate": _accelerate,

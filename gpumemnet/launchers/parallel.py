@@ -18,7 +18,7 @@ ZeRO, Rajbhandari et al., arXiv 1910.02054).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ContextDecorator, contextmanager, suppress
 from typing import Any, Final, Protocol, cast
 
@@ -274,9 +274,34 @@ def sharding_on_meta(recorder: Recorder, streams: Streams, arrived: Arrived) -> 
             (method, communicating(method.value()))
             for method in (*names.COMMUNICATING_METHODS, *names.FSDP1_COMMUNICATING)
         ),
+        *((views, _joined_on_stream(views.value(), streams)) for views in names.FSDP1_VIEWS),
     )
     with replaced(replacements):
         yield
+
+
+def _joined_on_stream(
+    views_of: Callable[..., Iterable[Tensor]], streams: Streams
+) -> Callable[..., list[Tensor]]:
+    """Return what makes the views of a flat parameter, whose gradients are joined on the stream that
+    the views were made on, as autograd does on a GPU."""
+
+    def views(*args: Any, **kwargs: Any) -> list[Tensor]:
+        made, stream = list(views_of(*args, **kwargs)), streams.current_stream()
+
+        def enter(gradients: object) -> None:
+            stream.__enter__()
+
+        def leave(*gradients: object) -> None:
+            stream.__exit__(None, None, None)
+
+        nodes: set[Any] = {view.grad_fn.next_functions[0][0] for view in made if view.grad_fn}
+        for node in nodes:
+            node.register_prehook(enter)
+            node.register_hook(leave)
+        return made
+
+    return views
 
 
 def _nothing_offloaded(group: Any) -> None:

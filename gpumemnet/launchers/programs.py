@@ -14,6 +14,7 @@ import json
 import os
 import shlex
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -98,7 +99,7 @@ def inheriting(
         document = {"request": request, "card": card, "process": os.getpid()}
         (folder / _REQUEST).write_text(json.dumps(document))
         python = {"python", "python3", Path(sys.executable).name}
-        for program in (*python, "torchrun", "accelerate", "nvidia-smi"):
+        for program in (*python, "torchrun", "accelerate", "deepspeed", "nvidia-smi"):
             _write_program(folder / program, "python" if program in python else program, trace)
         path = os.pathsep.join((name, os.environ.get("PATH", os.defpath)))
         with (
@@ -140,7 +141,7 @@ def _started(
         sys.stdout.write(f"{nvidia_smi(document['card'], words)}\n")
         sys.exit()
     try:
-        launch = parse_launch([program, *words])
+        launch = parse_launch([program, *words], document["request"]["ranks"])
     except InvalidRequestError as error:
         if program == "python":
             _run_as_it_is(python, words)
@@ -241,3 +242,7 @@ def nvidia_smi(card: dict[str, Any], words: Sequence[str]) -> str:
     ]
     titles = [f"{name} [{unit}]" if unit else name for name, unit in zip(names, units, strict=True)]
     return "\n".join([*([] if "noheader" in form else [", ".join(titles)]), ", ".join(values)])
+
+
+if __name__ == "__main__":  # traced in place of a program that is not of Python
+    sys.exit(subprocess.call(sys.argv[1:]))

@@ -260,6 +260,13 @@ FSDP1_COMMUNICATING: Final = tuple(
         "_runtime_utils:_get_reduce_scatter_tensors",
     )
 )
+FSDP1_VIEWS: Final = tuple(
+    TorchName(
+        f"torch.distributed.fsdp._flat_param:FlatParamHandle._get_unflat_views_{kind}",
+        "know on which stream gradients of a flat parameter are joined",
+    )
+    for kind in ("aligned", "unaligned")
+)
 
 DDP_INIT: Final = TorchName(
     "torch.nn.parallel:DistributedDataParallel.__init__",

@@ -7,6 +7,7 @@ and they raise ``NVMLError_NotSupported``, as on cards without the feature.
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -85,7 +86,61 @@ def preparations(
         "torch.utils.tensorboard.writer": without_graph,
         "tensorboardX.writer": without_graph,
         "accelerate.utils.fsdp_utils": _shard_in_place,
+        "torch.distributed.run": _start_torchrun,
+        "transformers.modeling_utils": _take_kernels,
+        "transformers.integrations.hub_kernels": lambda module: _flash_kernels(module, note),
     }
+
+
+def _take_kernels(module: Any) -> None:
+    module.is_kernels_available = lambda: True
+
+
+def _flash_kernels(module: Any, note: Callable[[str], None]) -> None:
+    """Let PyTorch's flash attention stand in for that of other packages: it allocates what they do,
+    for sequences of different lengths in one row too."""
+    _take_kernels(module)
+    get_kernel = module.get_kernel
+
+    def get(name: str, *args: Any, **options: Any) -> Any:
+        if "flash-attn" not in name:
+            return get_kernel(name, *args, **options)
+        note("PyTorch's own flash attention stands in for that of a package or of the hub")
+        return SimpleNamespace(
+            flash_attn_func=_attend,
+            flash_attn_varlen_func=lambda query, key, value, **options: _attend(
+                query[None], key[None], value[None], **options
+            )[0],
+        )
+
+    module.get_kernel = get
+
+
+def _attend(
+    query: Any,
+    key: Any,
+    value: Any,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    **options: object,
+) -> Any:
+    import torch
+
+    attend = torch.ops.aten._scaled_dot_product_flash_attention
+    heads = [each.transpose(1, 2) for each in (query, key, value)]
+    return attend(*heads, 0.0, causal, scale=softmax_scale)[0].transpose(1, 2)
+
+
+def _start_torchrun(module: Any) -> None:
+    """Let a program that starts processes by torchrun's own code start ``torchrun``."""
+
+    def run(args: Any) -> None:
+        options = [f"--nnodes={args.nnodes}", f"--nproc-per-node={args.nproc_per_node}"]
+        options += ["--module"] if args.module else []
+        script = [args.training_script, *args.training_script_args]
+        sys.exit(subprocess.call(["torchrun", *options, *script]))
+
+    module.run = run
 
 
 def _shard_in_place(module: Any) -> None:

@@ -65,18 +65,43 @@ def test_lines_are_read_as_their_launchers_read_them(line: str, launch: Launch) 
             "accelerate launch --use_megatron_lm --num_processes 2 train.py",
             "Megatron brings kernels",
         ),
-        ("accelerate launch --multi_gpu train.py", "give --num_processes"),
+        ("accelerate launch --multi_gpu train.py", "say with --ranks how many GPUs"),
         ("accelerate config", "only 'accelerate launch' starts a training"),
-        ("torchrun --nproc-per-node gpu train.py", "depends on the machine: give a number"),
+        ("torchrun --nproc-per-node gpu train.py", "gpu depends on the machine: say with --ranks"),
         ("torchrun --nproc-per-node 0 train.py", "must be a number above 0, not '0'"),
         ("torchrun --nproc-per-node 4", "the line names no script"),
         ("python -c pass", "write it into a file"),
-        ("A=1 mpirun python train.py", "'mpirun' is no launcher that is known here"),
+        ("A=1 mpirun python train.py", "'mpirun' is no program on this machine"),
     ],
 )
 def test_other_lines_are_refused_with_what_to_do(line: str, sentence: str) -> None:
     with pytest.raises(InvalidRequestError, match=sentence):
         parse_launch(shlex.split(line))
+
+
+@pytest.mark.parametrize(
+    ("line", "ranks"),
+    [
+        ("deepspeed train.py", 8),
+        ("srun -n 1 torchrun --nnodes 2 --nproc-per-node gpu train.py", 8),
+        ("accelerate launch --multi_gpu train.py", 8),
+        ("torchrun --nproc-per-node 2 train.py", 2),
+    ],
+)
+def test_lines_that_take_all_gpus_are_told_how_many(line: str, ranks: int) -> None:
+    launch = parse_launch(shlex.split(line), 8)
+    assert (launch.script, launch.ranks) == ("train.py", ranks)
+
+
+def test_programs_of_python_run_here_and_others_start_processes(tmp_path: Path) -> None:
+    program = tmp_path / "tune"
+    program.write_text("#!/usr/bin/python3\n")
+    program.chmod(0o755)
+    assert parse_launch(["A=1", str(program), "run"]) == Launch(
+        str(program), arguments=("run",), variables={"A": "1"}
+    )
+    launch = parse_launch(["bash", "run.sh"])
+    assert (launch.is_module, launch.arguments) == (True, ("bash", "run.sh"))
 
 
 _FSDP = """
