@@ -186,6 +186,9 @@ class Recorder(Protocol):
         """Context, and decorator of functions, that communicate with other ranks: what they
         allocate on the meta device is on the GPU too."""
 
+    def absent(self) -> ContextDecorator:
+        """Context, and decorator of functions, whose tensors are on no device."""
+
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Record that ``storage`` was freed or allocated again."""
 
@@ -269,7 +272,9 @@ def sharding_on_meta(recorder: Recorder, streams: Streams, arrived: Arrived) -> 
         (names.MESH_DEVICE, lambda mesh: _META),
         (names.MOVE_STATES, move),
         (names.NO_META_CHECK, lambda self: None),
-        (names.OFFLOAD_CHECK, _nothing_offloaded),
+        (names.OFFLOAD_CHECK, lambda self: None),
+        (names.SHARDED_SHAPES, recorder.absent()(names.SHARDED_SHAPES.value())),
+        (names.SHARD_PARAMETER, _offloading(names.SHARD_PARAMETER.value())),
         *(
             (method, communicating(method.value()))
             for method in (*names.COMMUNICATING_METHODS, *names.FSDP1_COMMUNICATING)
@@ -304,11 +309,22 @@ def _joined_on_stream(
     return views
 
 
-def _nothing_offloaded(group: Any) -> None:
-    if any(parameter.offload_to_cpu for parameter in group.fsdp_params):
-        raise ExtractError(
-            "offloading parameters to host memory (CPUOffloadPolicy) is not supported; trace without it"
-        )
+def _offloading(shard: Callable[..., None]) -> Callable[..., None]:
+    """Return what shards a parameter of ``fully_shard``: an offloaded shard leaves the GPU, which
+    PyTorch's own code does not let meta tensors do, and comes back to be gathered."""
+
+    def sharded(parameter: Any, *args: Any, **kwargs: Any) -> None:
+        shard(parameter, *args, **kwargs)
+        if parameter.offload_to_cpu:
+            parameter.device = torch.device("cuda")
+            data = parameter._sharded_param_data.cpu()
+            parameter._sharded_param_data = data = (
+                data.pin_memory() if parameter.pin_memory else data
+            )
+            local = parameter.sharded_param._local_tensor
+            parameter.sharded_param._local_tensor = data.as_strided(local.shape, local.stride())
+
+    return sharded
 
 
 @contextmanager

@@ -27,6 +27,7 @@ DEVICE_READERS: Final = (
 )
 """PyTorch's own code that sees the device of a tensor as the script does."""
 """Its code writes nothing of a meta tensor."""
+SHARDING_FOLDER: Final = f"{TORCH_FOLDER}distributed/fsdp"
 LAYERS_FOLDER: Final = str(Path(torch.nn.modules.__file__).parent)
 LBFGS_FILE: Final = inspect.getfile(torch.optim.LBFGS)
 WRAPPER_FILES: Final = frozenset({f"{TORCH_FOLDER}overrides.py", f"{TORCH_FOLDER}utils/_device.py"})

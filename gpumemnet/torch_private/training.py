@@ -305,7 +305,14 @@ MOVE_STATES: Final = TorchName(
 )
 NO_META_CHECK: Final = TorchName(f"{_GROUP}._validate_no_meta_params", "shard meta tensors")
 OFFLOAD_CHECK: Final = TorchName(
-    f"{_GROUP}._validate_cpu_offload_params", "refuse offloading to host memory"
+    f"{_GROUP}._validate_cpu_offload_params", "offload shards that are meta tensors"
+)
+SHARD_PARAMETER: Final = TorchName(
+    f"{_FULLY_SHARD}._fsdp_param:FSDPParam._init_sharded_param", "offload shards to the host"
+)
+SHARDED_SHAPES: Final = TorchName(
+    "torch.distributed.tensor._sharding_prop:ShardingPropagator._propagate_tensor_meta_non_cached",
+    "leave out fake tensors that only tell shapes",
 )
 COMMUNICATING_METHODS: Final = tuple(
     TorchName(f"{_GROUP}.{method}", "know what is allocated to communicate")

@@ -102,7 +102,7 @@ class GpuRequests(TorchFunctionMode):
         self._unknown = unknown
         self._constructors = names.device_constructors()
         self.default_device = _HOST
-        self._without_values: list[str] = []
+        self._without_values = [names.SHARDING_FOLDER]
 
     def without_values(self, folder: str) -> None:
         """Let code in ``folder`` allocate large tensors on the host without values."""

@@ -62,3 +62,29 @@ def test_flat_shards_and_gathered_units(tmp_path: Path) -> None:
     assert backward["prefetched"] - backward["one unit"] == near(HALF * BLOCK)
     assert backward["views"] == near(backward["prefetched"])
     assert seen["fp32"]["stepped"] - seen["fp32"]["before"] == near(4 * MINE)
+
+
+OFFLOADING = """
+import torch
+from torch.distributed import init_process_group
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+
+init_process_group("nccl")
+model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024, bias=False) for _ in range(4)])
+for module in (*model, model):
+    fully_shard(module, offload_policy=CPUOffloadPolicy())
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    model(torch.rand(8, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_fully_shard_offloads_shards_gradients_and_states(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(OFFLOADING)
+    answer = trace_script(script, ranks=RANKS)
+    assert answer.parts["parameter"] == answer.parts["optimizer_state"] == 0
+    assert answer.host is not None
+    assert answer.host.pinned_bytes == 4 * 1024 * 1024 * FLOAT // RANKS

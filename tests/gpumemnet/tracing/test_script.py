@@ -220,24 +220,10 @@ for _ in range(3):
 """
 
 
-@pytest.mark.parametrize(
-    ("lines", "sentence"),
-    [
-        (
-            "from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard\n"
-            "dist.init_process_group('nccl')\nfully_shard(model, offload_policy=CPUOffloadPolicy())",
-            "offloading parameters to host memory",
-        ),
-        (
-            "dist.init_process_group('nccl')\ndist.init_process_group('nccl')",
-            "a second default process group",
-        ),
-    ],
-)
-def test_what_of_several_gpus_is_not_traced(lines: str, sentence: str, tmp_path: Path) -> None:
+def test_a_second_default_process_group_is_refused(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text(BEGIN + lines + TRAIN)
-    assert sentence in traced(script, ranks=2)
+    script.write_text(BEGIN + 2 * "dist.init_process_group('nccl')\n" + TRAIN)
+    assert "a second default process group" in traced(script, ranks=2)
 
 
 @pytest.mark.parametrize(
