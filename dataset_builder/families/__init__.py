@@ -87,34 +87,30 @@ class Architecture:
         values = ((field.name, getattr(self, field.name)) for field in fields(self))  # type: ignore[arg-type]
         return {name: [*value] if isinstance(value, tuple) else value for name, value in values}
 
-    def check_choices(self, choices: Mapping[str, tuple[object, ...]]) -> None:
-        """Raise ``DatasetError`` for a field whose value is not among its choices."""
-        for name, allowed in choices.items():
-            value = getattr(self, name)
-            if value not in allowed:
-                words = ", ".join(map(str, allowed))
-                raise DatasetError(
-                    f"the network's {name} must be one of {words}, not {describe(value)}"
-                )
+    def check(self, features: Mapping[str, Feature], **allowed: tuple[object, ...]) -> None:
+        """Raise ``DatasetError`` for a text or a switch that is none of its choices, a whole number
+        below 1, or a probability outside of [0, 1).
 
-    def check_counts(self, *names: str) -> None:
-        """Raise ``DatasetError`` for a field that holds no positive whole number, or tuple of
-        them."""
-        for name in names:
-            value = getattr(self, name)
-            for count in value if isinstance(value, tuple) else (value,):
-                if type(count) is not int or count < 1:
-                    raise DatasetError(
-                        f"the network's {name} must be a positive whole number, not {describe(count)}"
-                    )
-
-    def check_probabilities(self, *names: str) -> None:
-        """Raise ``DatasetError`` for a field that does not lie in [0, 1)."""
-        for name in names:
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not 0.0 <= value < 1.0:
+        Args:
+            features: of the search space, with the choices of texts.
+            allowed: field → its choices, where they are others.
+        """
+        for each in fields(self):  # type: ignore[arg-type]
+            value, choices = getattr(self, each.name), allowed.get(each.name)
+            if choices is None and each.type in ("str", "bool"):
+                choices = (False, True) if each.type == "bool" else features[each.name].choices
+            if choices is not None:
+                is_right, wanted = value in choices, f"one of {', '.join(map(str, choices))}"
+            elif each.type == "float":
+                is_right = isinstance(value, int | float) and 0.0 <= value < 1.0
+                wanted = "in [0, 1)"
+            else:
+                counts = value if isinstance(value, tuple) else (value,)
+                is_right = all(type(count) is int and count > 0 for count in counts)
+                wanted = "a positive whole number"
+            if not is_right:
                 raise DatasetError(
-                    f"the network's {name} must lie in [0, 1), not {describe(value)}"
+                    f"the network's {each.name} must be {wanted}, not {describe(value)}"
                 )
 
 
@@ -145,9 +141,18 @@ class Family(Protocol):
         """The inputs of the forward pass, and the targets of the loss."""
         ...
 
-    def loss(self, outputs: Any, targets: Tensor) -> Tensor:
-        """The training loss of the network's outputs."""
-        ...
+
+def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The training loss of every family, cross-entropy: of logits ``[batch, classes, …]``, or of a
+    language model's ``[batch, tokens, vocabulary]``.
+
+    The logits are not cast first: autocast computes the loss in fp32, pure bf16 in bf16.
+    """
+    from torch.nn import functional
+
+    if outputs.shape[:-1] == targets.shape and targets.ndim == 2:
+        return functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+    return functional.cross_entropy(outputs, targets)
 
 
 def family(name: str) -> Family:

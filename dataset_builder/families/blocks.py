@@ -6,7 +6,7 @@ It is an option of the run, not a property of the network.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final
@@ -14,6 +14,22 @@ from typing import Final
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+ACTIVATIONS: Final[Mapping[str, Callable[..., nn.Module]]] = {
+    "identity": nn.Identity,
+    "relu": nn.ReLU,
+    "relu6": nn.ReLU6,
+    "leaky_relu": nn.LeakyReLU,
+    "prelu": nn.PReLU,
+    "elu": nn.ELU,
+    "selu": nn.SELU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "mish": nn.Mish,
+    "softplus": nn.Softplus,
+    "tanh": nn.Tanh,
+    "hardswish": nn.Hardswish,
+}
+"""Name of an activation function → its module."""
 _ONE_OF_EQUAL: Final = ContextVar("one_of_equal_blocks", default=False)
 
 

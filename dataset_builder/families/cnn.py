@@ -19,7 +19,7 @@ from gpumemnet.errors import DatasetError
 from . import Architecture, Feature, RoughSizes, TensorSpec
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
 DENSE_PREDICTION: Final = ("unet", "hourglass")
 """Styles that predict a class for every pixel."""
@@ -133,21 +133,12 @@ class CnnArchitecture(Architecture):
 
     def __post_init__(self) -> None:
         per_pixel = self.style in DENSE_PREDICTION
-        choices: dict[str, tuple[object, ...]] = {
-            "style": STYLES,
-            "stem": STEMS,
-            "downsampling": DOWNSAMPLINGS,
-            "upsampling": UPSAMPLINGS if per_pixel else ("none",),
-            "norm": NORMS,
-            "activation": ACTIVATIONS,
-            "head": ("per_pixel",) if per_pixel else HEADS,
-            "in_place": (False,) if self.activation in NO_IN_PLACE else (False, True),
-            "squeeze_excitation": (False, True),
-        }
-        self.check_choices(choices)
-        sizes = ("image_size", "input_channels", "classes", "kernel", "groups", "expansion")
-        self.check_counts(*sizes, "widths", "depths")
-        self.check_probabilities("block_dropout", "head_dropout")
+        self.check(
+            FEATURES,
+            upsampling=UPSAMPLINGS if per_pixel else ("none",),
+            head=("per_pixel",) if per_pixel else HEADS,
+            in_place=(False,) if self.activation in NO_IN_PLACE else (False, True),
+        )
         if not self.kernel % 2:
             raise DatasetError(f"a CNN's kernel must be odd, not {self.kernel}")
         if not self.widths or len(self.widths) != len(self.depths):
@@ -320,10 +311,3 @@ def tensors(architecture: CnnArchitecture) -> tuple[tuple[TensorSpec, ...], Tens
     return (TensorSpec((architecture.input_channels, size, size)),), TensorSpec(
         per_pixel, architecture.classes
     )
-
-
-def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of the logits, ``[batch, classes]`` or ``[batch, classes, height, width]``."""
-    from torch.nn import functional
-
-    return functional.cross_entropy(outputs, targets)

@@ -17,7 +17,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from .blocks import Blocks, Residual, repeated
+from .blocks import ACTIVATIONS, Blocks, Residual, repeated
 from .cnn import (
     DENSE_PREDICTION,
     FLATTENED_SIDE,
@@ -28,16 +28,6 @@ from .cnn import (
     norm_groups,
     rounded,
 )
-
-_ACTIVATIONS: Final[Mapping[str, Callable[..., nn.Module]]] = {
-    "relu": nn.ReLU,
-    "relu6": nn.ReLU6,
-    "leaky_relu": nn.LeakyReLU,
-    "silu": nn.SiLU,
-    "hardswish": nn.Hardswish,
-    "elu": nn.ELU,
-    "mish": nn.Mish,
-}
 
 
 class ChannelNorm(nn.LayerNorm):
@@ -420,7 +410,7 @@ def _activation(cnn: CnnArchitecture, in_place: bool = True) -> nn.Module:
     it."""
     if cnn.activation == "gelu":
         return nn.GELU()
-    return _ACTIVATIONS[cnn.activation](inplace=cnn.in_place and in_place)
+    return ACTIVATIONS[cnn.activation](inplace=cnn.in_place and in_place)
 
 
 def _norm_act(cnn: CnnArchitecture, channels: int) -> Modules:

@@ -18,7 +18,7 @@ from gpumemnet.errors import DatasetError
 from . import Architecture, Feature, RoughSizes, TensorSpec
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
 SHAPES: Final = ("pyramid", "uniform", "bottleneck", "gradual", "residual")
 ACTIVATIONS: Final = (
@@ -78,16 +78,7 @@ class MlpArchitecture(Architecture):
     output_activation: str = "none"
 
     def __post_init__(self) -> None:
-        self.check_choices(
-            {
-                "shape": SHAPES,
-                "activation": ACTIVATIONS,
-                "norm": NORMS,
-                "output_activation": OUTPUT_ACTIVATIONS,
-            }
-        )
-        self.check_counts("input_width", "output_width", "hidden_widths")
-        self.check_probabilities("dropout")
+        self.check(FEATURES, output_activation=OUTPUT_ACTIVATIONS)
         if not self.hidden_widths:
             raise DatasetError("an MLP needs at least one hidden block")
         if self.shape == "residual" and len(set(self.hidden_widths)) != 1:
@@ -157,13 +148,14 @@ def build(architecture: MlpArchitecture) -> nn.Module:
     ``[batch, input_width]``."""
     from torch import nn
 
+    from .blocks import ACTIVATIONS as MODULES
     from .blocks import Blocks, Residual, repeated
 
     a = architecture
 
     def block(inputs: int, width: int) -> nn.Module:
         norm = _norm(a.norm, width)
-        activation = _activation(a.activation)
+        activation = MODULES[a.activation]()
         dropout = [nn.Dropout(a.dropout)] if a.dropout else []
         if a.shape == "residual":
             first, second = nn.Linear(width, width), nn.Linear(width, width)
@@ -192,35 +184,9 @@ def tensors(architecture: MlpArchitecture) -> tuple[tuple[TensorSpec, ...], Tens
     return (TensorSpec((architecture.input_width,)),), TensorSpec((), architecture.output_width)
 
 
-def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of the logits ``[batch, classes]``."""
-    from torch.nn import functional
-
-    return functional.cross_entropy(outputs, targets)
-
-
 def _norm(name: str, width: int) -> list[nn.Module]:
     from torch import nn
 
     if name == "none":
         return []
     return [nn.BatchNorm1d(width) if name == "batch_norm" else nn.LayerNorm(width)]
-
-
-def _activation(name: str) -> nn.Module:
-    from torch import nn
-
-    modules: dict[str, type[nn.Module]] = {
-        "identity": nn.Identity,
-        "relu": nn.ReLU,
-        "leaky_relu": nn.LeakyReLU,
-        "prelu": nn.PReLU,
-        "elu": nn.ELU,
-        "selu": nn.SELU,
-        "gelu": nn.GELU,
-        "silu": nn.SiLU,
-        "mish": nn.Mish,
-        "softplus": nn.Softplus,
-        "tanh": nn.Tanh,
-    }
-    return modules[name]()

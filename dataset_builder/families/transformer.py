@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.errors import DatasetError
-from gpumemnet.job.layers import describe
 
 from . import Architecture, Feature, RoughSizes, TensorSpec
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
 STYLES: Final = ("encoder", "decoder", "encoder_decoder", "vision")
 ACTIVATIONS: Final = ("relu", "gelu", "silu")
@@ -134,21 +133,7 @@ class TransformerArchitecture(Architecture):
     def __post_init__(self) -> None:
         vision = self.style == "vision"
         heads = {"encoder": HEADS, "vision": ("classes",)}.get(self.style, ("tied", "untied"))
-        choices: dict[str, tuple[object, ...]] = {
-            "style": STYLES,
-            "activation": ACTIVATIONS,
-            "norm": NORMS,
-            "norm_position": NORM_POSITIONS,
-            "positions": POSITIONS,
-            "attention_kernel": KERNELS,
-            "head": heads,
-            **dict.fromkeys(("gated", "bias", "fused_projection"), (False, True)),
-        }
-        self.check_choices(choices)
         present = {
-            **dict.fromkeys(
-                ("width", "heads", "key_value_heads", "feed_forward_width", "sequence_length"), True
-            ),
             "encoder_depth": self.style != "decoder",
             "decoder_depth": self.style in ("decoder", "encoder_decoder"),
             "target_length": self.style == "encoder_decoder",
@@ -156,18 +141,8 @@ class TransformerArchitecture(Architecture):
             "patch_size": vision,
             "classes": self.head == "classes",
         }
-        for name, expected in present.items():
-            value = getattr(self, name)
-            if type(value) is not int or (value < 1 if expected else value != 0):
-                wanted = (
-                    "a positive whole number"
-                    if expected
-                    else f"0 in a {self.style} with head {self.head}"
-                )
-                raise DatasetError(
-                    f"a transformer's {name} must be {wanted}, not {describe(value)}"
-                )
-        self.check_probabilities("dropout", "attention_dropout")
+        absent = {name: (0,) for name, is_present in present.items() if not is_present}
+        self.check(FEATURES, head=heads, **absent)
         if self.width % self.heads or self.head_size % GRANULE or self.head_size > MAX_HEAD_SIZE:
             raise DatasetError(
                 f"a transformer's heads must divide its width into multiples of {GRANULE} up to {MAX_HEAD_SIZE}, and "
@@ -332,14 +307,3 @@ def tensors(architecture: TransformerArchitecture) -> tuple[tuple[TensorSpec, ..
         else TensorSpec((a.predicted_length,), a.vocabulary)
     )
     return tuple(inputs), target
-
-
-def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of the logits ``[batch, classes]`` or ``[batch, length, vocabulary]``, every
-    position alike.
-
-    The logits are not cast first: autocast computes the loss in fp32, pure bf16 in bf16.
-    """
-    from torch.nn import functional
-
-    return functional.cross_entropy(outputs.flatten(0, -2), targets.flatten())

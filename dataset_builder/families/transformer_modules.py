@@ -14,18 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from .blocks import Blocks, repeated
+from .blocks import ACTIVATIONS, Blocks, repeated
 from .transformer import IMAGE_CHANNELS, TransformerArchitecture
 
 _BACKENDS: Final = {
     "math": SDPBackend.MATH,
     "flash": SDPBackend.FLASH_ATTENTION,
     "memory_efficient": SDPBackend.EFFICIENT_ATTENTION,
-}
-_ACTIVATIONS: Final[dict[str, type[nn.Module]]] = {
-    "relu": nn.ReLU,
-    "gelu": nn.GELU,
-    "silu": nn.SiLU,
 }
 _ROTARY_BASE: Final = 10_000.0
 
@@ -133,7 +128,7 @@ class FeedForward(nn.Module):
         super().__init__()
         a = architecture
         self.inner = nn.Linear(a.width, a.feed_forward_width, bias=a.bias)
-        self.activation = _ACTIVATIONS[a.activation]()
+        self.activation = ACTIVATIONS[a.activation]()
         self.gate = nn.Linear(a.width, a.feed_forward_width, bias=a.bias) if a.gated else None
         self.output = nn.Linear(a.feed_forward_width, a.width, bias=a.bias)
 

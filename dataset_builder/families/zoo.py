@@ -65,10 +65,8 @@ class ZooArchitecture(Architecture):
             raise DatasetError(
                 f"{describe(self.model)} is not a model of the zoo; recipes/zoo.yaml lists them"
             )
-        size, other = ("sequence_length", "image_size")[:: 1 if self.reads_text else -1]
-        self.check_counts(size)
-        if getattr(self, other) != 0:
-            raise DatasetError(f"{self.model} needs {size} and no other size")
+        other = "image_size" if self.reads_text else "sequence_length"
+        self.check(FEATURES, **{other: (0,)})
         if self.image_size % IMAGE_GRANULE:
             raise DatasetError(
                 f"a zoo model's image size must be a multiple of {IMAGE_GRANULE}, not {self.image_size}"
@@ -199,16 +197,6 @@ def tensors(architecture: ZooArchitecture) -> tuple[tuple[TensorSpec, ...], Tens
         else TensorSpec((), IMAGE_CLASSES)
     )
     return (TensorSpec((3, size, size)),), target
-
-
-def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of the logits ``[batch, classes, …]``, or of a language model's ``[batch,
-    tokens, vocabulary]``."""
-    from torch.nn import functional
-
-    if outputs.shape[:-1] == targets.shape and targets.ndim == 2:
-        return functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
-    return functional.cross_entropy(outputs, targets)
 
 
 @cache

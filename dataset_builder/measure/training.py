@@ -40,6 +40,7 @@ from gpumemnet.physics.element_types import (
 from gpumemnet.physics.optimizers import torch_call
 
 from ..families import Family, TensorSpec, family
+from ..families import loss as cross_entropy
 from ..families.blocks import checkpoint_blocks
 from ..planned_job import Options, PlannedJob, frozen_layers, parse_planned
 
@@ -115,7 +116,7 @@ def _step(run: _Run, observe: Observe | None) -> None:
         batch = _batch(run)
         with _autocast(options, run.device):
             outputs = run.network(*batch[0])
-            loss = run.members.loss(outputs, batch[1]) / options.gradient_accumulation
+            loss = cross_entropy(outputs, batch[1]) / options.gradient_accumulation
         if observe and microbatch == 0:
             observe("forward")
         torch.autograd.backward(run.scaler.scale(loss))

@@ -29,7 +29,7 @@ from gpumemnet.job.job_files import (
     import_pyarrow,
     open_parquet,
 )
-from gpumemnet.job.job_table import Array, Indices, JobTable
+from gpumemnet.job.job_table import Array, Columns, JobTable
 from gpumemnet.job.measurement import (
     COUNT_COLUMNS,
     MAX_BYTES,
@@ -56,7 +56,7 @@ _FILLED_FIELDS: Final = {*TOTAL_FIELDS, "trainable_parameters"}
 
 
 @dataclass(frozen=True, eq=False)
-class Dataset(Sequence[Measurement]):
+class Dataset(Columns, Sequence[Measurement]):
     """``B`` measurements as columns; a single row is a :class:`Measurement`.
 
     Attributes:
@@ -82,22 +82,6 @@ class Dataset(Sequence[Measurement]):
             np.array([one.architecture_key for one in measurements], dtype=object),
         )
 
-    @staticmethod
-    def concatenate(parts: Sequence[Dataset]) -> Dataset:
-        """Joins the rows of all ``parts`` in order."""
-        import pyarrow as pa
-
-        if not parts:
-            return Dataset.from_measurements(())
-        return Dataset(
-            JobTable.concatenate([part.jobs for part in parts]),
-            pa.concat_tables([part.columns for part in parts]),
-            np.concatenate([part.keys for part in parts]),
-        )
-
-    def __len__(self) -> int:
-        return len(self.jobs)
-
     @overload
     def __getitem__(self, index: int) -> Measurement: ...
 
@@ -117,10 +101,6 @@ class Dataset(Sequence[Measurement]):
         )
         for job, document in zip(self.jobs, documents, strict=True):
             yield measurement_of(job, document)
-
-    def take(self, rows: Indices) -> Dataset:
-        """The measurements in ``rows``, in that order."""
-        return Dataset(self.jobs.take(rows), self.columns.take(rows), self.keys[rows])
 
     def numbers(self, name: str) -> Array:
         """The field ``name``, a count or ``seconds``; NaN where a row has none, shape ``[B]``."""

@@ -6,11 +6,11 @@ All computations take a job table; a single job is a table of one row.  Users co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import chain
 from operator import attrgetter, itemgetter
-from typing import Any, Final, TypeVar, overload
+from typing import Any, Final, Self, TypeVar, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -336,3 +336,44 @@ class JobTable(Sequence[TrainingJob]):
 def _codes(stated: Sequence[bool | int | None]) -> Indices:
     """What layers state, as numbers."""
     return np.array([UNKNOWN if each is None else each for each in stated], dtype=np.int64)
+
+
+class Columns:
+    """Base of a frozen dataclass of jobs and further columns, one entry a row; mappings say
+    something of all rows."""
+
+    jobs: JobTable
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    def take(self, rows: Indices) -> Self:
+        """The rows at these positions, in that order."""
+        taken = {
+            each.name: _taken(getattr(self, each.name), rows) for each in fields(cast(Any, self))
+        }
+        return replace(cast(Any, self), **taken)
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Self]) -> Self:
+        """The rows of all ``parts``, at least one, in order."""
+        columns = ([getattr(part, each.name) for part in parts] for each in fields(cast(Any, cls)))
+        return cls(*map(_joined, columns))
+
+
+def _taken(column: Any, rows: Indices) -> Any:
+    if isinstance(column, Mapping):
+        return column
+    return column[rows] if isinstance(column, np.ndarray) else column.take(rows)
+
+
+def _joined(columns: Sequence[Any]) -> Any:
+    if isinstance(columns[0], Mapping):
+        return {name: value for column in columns for name, value in column.items()}
+    if isinstance(columns[0], np.ndarray):
+        return np.concatenate(columns)
+    if isinstance(columns[0], JobTable):
+        return JobTable.concatenate(columns)
+    import pyarrow as pa
+
+    return pa.concat_tables(columns)

@@ -31,7 +31,7 @@ from gpumemnet.errors import (
     did_you_mean,
 )
 from gpumemnet.gpu import known_profile
-from gpumemnet.job.job_table import Array, Indices, JobTable
+from gpumemnet.job.job_table import Array, Columns, JobTable
 from gpumemnet.job.json_codec import job_from_dict, job_to_dict
 from gpumemnet.job.layers import describe
 from gpumemnet.job.measurement import (
@@ -311,7 +311,7 @@ _LINES: Final = (".jsonl", ".ndjson")
 
 
 @dataclass(frozen=True, eq=False)
-class SiteRows:
+class SiteRows(Columns):
     """``B`` jobs of a site as columns, with what is known of their runs.
 
     Attributes:
@@ -353,23 +353,6 @@ class SiteRows:
         for name, values in known.items():
             columns[name][:] = values
         return SiteRows(table, **columns)
-
-    @staticmethod
-    def concatenate(parts: Sequence[SiteRows]) -> SiteRows:
-        """Joins the rows of all ``parts`` in order."""
-        columns: dict[str, Any] = {
-            name: np.concatenate([np.empty(0, kind), *(getattr(part, name) for part in parts)])
-            for name, (_, kind) in _COLUMNS.items()
-        }
-        return SiteRows(JobTable.concatenate([part.jobs for part in parts]), **columns)
-
-    def __len__(self) -> int:
-        return len(self.jobs)
-
-    def take(self, rows: Indices) -> SiteRows:
-        """The rows at these positions, in that order."""
-        columns = {name: getattr(self, name)[rows] for name in _COLUMNS}
-        return replace(self, jobs=self.jobs.take(rows), **columns)
 
 
 _COLUMNS: Final[Mapping[str, tuple[Any, Any]]] = {

@@ -33,7 +33,7 @@ from gpumemnet.physics.replicas import WITH_OTHERS
 from gpumemnet.predict.features import FEATURE_NAMES
 from gpumemnet.site.implausible_rows import implausible_rows
 
-from ..training.data import ZOO, LabelledJobs, is_usable, joined, labelled_jobs
+from ..training.data import ZOO, LabelledJobs, is_usable, labelled_jobs
 
 Flags = NDArray[np.bool_]
 
@@ -162,7 +162,8 @@ def collect(
     if not sum(len(data) for _, data in parts):
         given = ", ".join(path.name for path in (*datasets, *observations)) or "no file"
         raise DatasetError(f"{given}: no row to learn from")
-    rows, data = Dataset.concatenate([one for one, _ in parts]), joined([one for _, one in parts])
+    rows = Dataset.concatenate([one for one, _ in parts])
+    data = LabelledJobs.concatenate([one for _, one in parts])
     first = _first_of_each(_identities(rows))
     if len(first) < len(rows):
         reason = "the same job again, on the same GPU and software"

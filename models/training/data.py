@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from gpumemnet.errors import DatasetError
 from gpumemnet.gpu import blas_workspace_bytes
 from gpumemnet.job.dataset import Dataset, read_dataset
-from gpumemnet.job.job_table import JobTable
+from gpumemnet.job.job_table import Columns, JobTable
 from gpumemnet.job.measurement import TRACED, Measurement
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.predict.features import FEATURE_NAMES, model_features
@@ -45,7 +45,7 @@ Words = NDArray[np.str_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LabelledJobs:
+class LabelledJobs(Columns):
     """``B`` jobs of any families, GPUs and label sources.
 
     Attributes:
@@ -83,18 +83,6 @@ class LabelledJobs:
     label_sources: Words
     calibrates: NDArray[np.bool_]
     files: dict[str, str]
-
-    def __len__(self) -> int:
-        return len(self.jobs)
-
-    def take(self, rows: Rows) -> LabelledJobs:
-        """Return the jobs in ``rows``, shape ``[R]``."""
-        columns = {
-            field.name: getattr(self, field.name)[rows]
-            for field in fields(self)
-            if field.name not in ("jobs", "files")
-        }
-        return replace(self, jobs=self.jobs.take(rows), **columns)
 
     @property
     def is_measured(self) -> NDArray[np.bool_]:
@@ -146,7 +134,7 @@ def load_labelled_jobs(paths: Sequence[str | Path]) -> LabelledJobs:
             parts.append(replace(rows, files={path.stem: digest}))
     if not parts:
         raise DatasetError(f"{', '.join(map(str, paths))}: holds no row to train on")
-    return joined(parts)
+    return LabelledJobs.concatenate(parts)
 
 
 def labelled_jobs(rows: Sequence[Measurement], source: str) -> LabelledJobs | None:
@@ -218,19 +206,6 @@ def _contexts(rows: Dataset, features: Array, source: str) -> Array:
         if own.any():
             contexts[own] = max(0.0, float(np.nanmedian(beside)))
     return contexts
-
-
-def joined(parts: Sequence[LabelledJobs]) -> LabelledJobs:
-    """Concatenate the jobs of several sources."""
-    columns = {
-        field.name: np.concatenate([getattr(part, field.name) for part in parts])
-        for field in fields(LabelledJobs)
-        if field.name not in ("jobs", "files")
-    }
-    files = {name: digest for part in parts for name, digest in part.files.items()}
-    return LabelledJobs(
-        jobs=JobTable.concatenate([part.jobs for part in parts]), files=files, **columns
-    )
 
 
 def shipped_datasets() -> list[Path]:

@@ -12,8 +12,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
-from dataset_builder.families import extracted_job, mlp, parse_architecture
-from dataset_builder.families.mlp import build, loss, tensors
+from dataset_builder.families import extracted_job, loss, mlp, parse_architecture
+from dataset_builder.families.mlp import build, tensors
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import Layer, describe
 from gpumemnet.job.measurement import Measurement

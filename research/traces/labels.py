@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from dataset_builder.families import Family, TensorSpec, family, parse_architecture
+from dataset_builder.families import Family, TensorSpec, family, loss, parse_architecture
 from dataset_builder.measure.campaign import ProgressLine, Tally
 from dataset_builder.measure.journal import Journal, Settings
 from dataset_builder.measure.training import meta_network
@@ -154,7 +154,8 @@ def _batch(members: Family | Rebuilds, architecture: Any, batch_size: int) -> Mo
 
 def _loss(members: Family | Rebuilds, architecture: Any, batch_size: int) -> TargetLoss:
     _, target = members.tensors(architecture)
-    return TargetLoss(members.loss, (_tensor(target, batch_size),))
+    own = getattr(members, "loss", loss)
+    return TargetLoss(own, (_tensor(target, batch_size),))
 
 
 def _tensor(spec: TensorSpec, batch_size: int) -> Tensor:

@@ -23,9 +23,8 @@ from gpumemnet.named.catalogue import (
 from gpumemnet.named.methods import CHOICES, COUNTS, Method
 
 from .handlers import read_query, read_request
-from .openapi import attribute_descriptions
 from .predictions import Document
-from .schemas import OneOf, Schema
+from .schemas import OneOf, Schema, attribute_descriptions, described
 
 OPTIONS: Final = (
     *(
@@ -102,19 +101,9 @@ class FitTableRow(Schema):
     )
 
 
-def _described(name: str, text: str, class_: type, **changes: Any) -> Any:
-    """The schema of a dataclass, with the texts of its docstring; ``changes`` are other types."""
-    hints, descriptions = get_type_hints(class_) | changes, attribute_descriptions(class_)
-    members: dict[str, Any] = {
-        member: (hint, Field(description=descriptions.get(member)))
-        for member, hint in hints.items()
-    }
-    return create_model(name, __base__=Schema, __doc__=text, **members)
-
-
-_METHOD: Any = _described("FitMethod", "How it is trained, with every default.", Method)
-_CHANGE: Any = _described("FitChange", "A change that makes the job fit.", named.Change)
-FitAnswer = _described(
+_METHOD: Any = described("FitMethod", "How it is trained, with every default.", Method)
+_CHANGE: Any = described("FitChange", "A change that makes the job fit.", named.Change)
+FitAnswer = described(
     "FitAnswer",
     "Whether a fine-tuning job fits, what its memory is made of, and what would fit; `fits` is true where no GPU was "
     "named.",

@@ -8,8 +8,6 @@ schema of a job comes from :class:`~gpumemnet.job.training_job.TrainingJob` and 
 
 from __future__ import annotations
 
-import inspect
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
@@ -32,7 +30,7 @@ from gpumemnet.job.training_job import (
 from .admission import rule_of
 from .handlers import JSON, TEXT
 from .problems import MEDIA_TYPE
-from .schemas import JOB_SCHEMA, Problem
+from .schemas import JOB_SCHEMA, Problem, attribute_descriptions
 
 KEY_REFUSALS: Final = {
     401: "The API key is missing or unknown.",
@@ -269,17 +267,4 @@ def _layer_as_list() -> JsonSchema:
         "prefixItems": [{"type": "string"}, _ELEMENTS, _ELEMENTS, _TRAINS, _BLOCK],
         "minItems": 3,
         "maxItems": 5,
-    }
-
-
-def attribute_descriptions(class_: type) -> dict[str, str]:
-    """Field → text, from the ``Attributes:`` section of the docstring."""
-    section = (
-        inspect.cleandoc(class_.__doc__ or "").partition("Attributes:\n")[2].partition("\n\n")[0]
-    )
-    entries = re.findall(r"^    (\w[\w, ]*): (.*(?:\n {8}.*)*)", section, re.MULTILINE)
-    return {
-        name: re.sub(r":\w+:`~?([^`]*)`", r"\1", re.sub(r"\s+", " ", text)).replace("``", "")
-        for names, text in entries
-        for name in names.split(", ")
     }

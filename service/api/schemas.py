@@ -7,9 +7,12 @@ when they are sent, because that costs more than making them; tests check them a
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Iterable
-from typing import Annotated, Any, Final, Literal, TypeVar
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, fields
+from typing import Annotated, Any, Final, Literal, TypeVar, get_type_hints
 
 from pydantic import (
     BaseModel,
@@ -24,6 +27,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from gpumemnet.job.layers import describe
+from gpumemnet.predict import gpu_fit, largest_batch, prediction
 from gpumemnet.predict.bundle_card import ENCODERS
 from gpumemnet.predict.distribution import DEFAULT_TOP_BYTES, MAX_BINS, PUBLISHED_BINS
 from gpumemnet.predict.gpu_fit import MAX_DEVICE_NAME, MAX_FREE_MIB
@@ -78,6 +82,57 @@ class OneOf:
         if text not in self._names:
             raise ValueError(f"must be one of {', '.join(self._names)}, not {describe(text)}")
         return text
+
+
+def described(
+    name: str,
+    text: str,
+    class_: type,
+    without: Iterable[str] = (),
+    *,
+    is_request: bool = False,
+    **more: Any,
+) -> Any:
+    """The schema of a dataclass, with the texts of its docstring.
+
+    Args:
+        name, text: of the schema.
+        class_: the dataclass.
+        without: its fields that the schema does not have.
+        is_request: whether fields with a default may be left out.
+        more: other types of its fields; further fields as types with ``Field(…)``.
+    """
+    texts: dict[str, str] = {}
+    for each in reversed(class_.__mro__):
+        texts |= attribute_descriptions(each)
+    defaults: dict[str, Any] = {
+        each.name: each.default
+        for each in fields(class_)
+        if is_request and each.default is not MISSING
+    }
+    members: dict[str, Any] = {
+        member: hint
+        if isinstance(hint, tuple)
+        else (hint, Field(default=defaults.get(member, ...), description=texts.get(member)))
+        for member, hint in (get_type_hints(class_) | more).items()
+        if member not in without
+    }
+    return create_model(name, __base__=Schema, __doc__=text, **members)
+
+
+def attribute_descriptions(class_: type) -> dict[str, str]:
+    """Field → text, from the ``Attributes:`` section of the docstring."""
+    section = (
+        inspect.cleandoc(class_.__doc__ or "").partition("Attributes:\n")[2].partition("\n\n")[0]
+    )
+    entries = re.findall(r"^    (\w[\w, ]*): (.*(?:\n {8}.*)*)", section, re.MULTILINE)
+    return {
+        name: re.sub(r":\w+:`~?([^`]*)`", r"\1", re.sub(r"\s+", " ", text))
+        .replace("``None``", "null")
+        .replace("``", "")
+        for names, text in entries
+        for name in names.split(", ")
+    }
 
 
 class Bin(Schema):
@@ -152,59 +207,31 @@ class Models(Schema):
     models: list[ModelDetails]
 
 
-class Fit(Schema):
-    """Whether the job fits one GPU, MIG profile or device."""
-
-    gpu: str = Field(description="the GPU model")
-    mig: str | None = Field(description="the MIG profile, for a partition")
-    device: str | None = Field(description="the device's id in the request")
-    available_mib: int = Field(
-        ge=0,
-        description="free memory as given in the request, or what a job can use of an empty GPU",
-    )
-    request_mib: int = Field(ge=0, description="expected memory on this GPU, rounded up")
-    limit_mib: int | None = Field(
-        description="safe memory on this GPU, rounded up; null outside the support"
-    )
-    verdict: Literal["yes", "no", "unsure", "unknown"] = Field(
-        description="yes: limit_mib is available; no: not even request_mib is; unsure: between the two; unknown: no limit"
-    )
-    probability: float = Field(
-        ge=0, le=1, description="probability that the job takes no more than what is available"
-    )
-
-
-class BatchPoint(Schema):
-    """Memory at one batch size: the largest predicted for this and any smaller one."""
-
-    batch_size: int = Field(ge=1)
-    request_mib: int = Field(ge=0, description="expected memory, rounded up")
-    limit_mib: int | None = Field(
-        description="safe memory, rounded up; null outside the model's support"
-    )
-
-
-class BatchSizes(Schema):
-    """The largest batches that fit, and memory against batch size."""
-
-    gpu: str = Field(description="the GPU model")
-    mig: str | None = Field(description="the MIG profile, for a partition")
-    available_mib: int = Field(
-        ge=0,
-        description="free memory as given in the request, or what a job can use of an empty GPU",
-    )
-    coverage: float = Field(gt=0, lt=1, description="share of jobs that stay below the limit")
-    max_batch: int = Field(ge=1, description="the largest batch size considered")
-    safe_batch: int | None = Field(
-        description="the largest batch whose safe memory fits; null if none does"
-    )
-    likely_batch: int | None = Field(
-        description="the largest batch whose expected memory fits; null if none does"
-    )
-    reasons: list[str] = Field(description="why no batch size has a limit")
-    curve: list[BatchPoint] = Field(description="memory from batch 1 to max_batch; it never falls")
-    release: str = Field(description="the release of the model")
-    feature_schema: str = Field(description="version of the models' features")
+Fit: Any = described(
+    "Fit",
+    "Whether the job fits one GPU, MIG profile or device.",
+    gpu_fit.Fit,
+    verdict=Literal["yes", "no", "unsure", "unknown"],
+)
+_ORIGIN: Final[Mapping[str, Any]] = {
+    "release": (str, Field(description="the release that the model belongs to")),
+    "feature_schema": (str, Field(description="version of the model's features")),
+}
+"""Members of every answer of a model."""
+BatchSizes: Any = described(
+    "BatchSizes",
+    "The largest batches that fit, and memory against batch size.",
+    largest_batch.BatchSizes,
+    without=("device",),
+    curve=list[
+        described(  # type: ignore[misc]
+            "BatchPoint",
+            "Memory at one batch size: the largest predicted for this and any smaller one.",
+            largest_batch.BatchPoint,
+        )
+    ],
+    **_ORIGIN,
+)
 
 
 class Mig(Schema):
@@ -234,53 +261,33 @@ class Gpus(Schema):
     gpus: list[Gpu]
 
 
-class Prediction(Schema):
-    """The memory that one job is expected to take on one GPU, in nvidia-smi's terms (CUDA context
-    included)."""
-
-    prediction_id: str = Field(
-        pattern="^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$",
-        description="id of this prediction (UUID of version 7): observations of the job refer to it",
-    )
-    bin: Bin
-    expected_bytes: int = Field(
-        ge=0,
-        description="for packing jobs: the centre of the prediction; about half of such jobs take more",
-    )
-    startup_peak_bytes: int | None = Field(
-        ge=0,
-        description="the expected memory at the moment of most memory, that is the expected bytes; null where cuDNN searches "
-        "for algorithms in the first step (cudnn_benchmark): how much the search takes and gives back is not known",
-    )
-    safe_bytes: int | None = Field(
-        description="for a hard limit: the bound on the steady state that holds with the coverage; null outside the model's support"
-    )
-    coverage: float = Field(gt=0, lt=1, description="share of jobs that stay below the safe bytes")
-    in_support: bool = Field(
-        description="whether the job resembles those that the model was trained on"
-    )
-    reasons: list[str] = Field(description="why the job does not resemble them, one sentence each")
-    bins: Bins
-    fits: list[Fit] | None = Field(
-        default=None,
-        description="what the job fits, in the order of the request; only if the request asks for it",
-    )
-    gpu: str = Field(description="the GPU model that the amounts are for")
-    gpu_source: Literal["request", "setting", "default"] = Field(
-        description="why: the request names it, it is the service's setting, or else the GPU of the most trusted labels"
-    )
-    context_bytes: int = Field(
-        ge=0,
-        description="the CUDA context in the expected memory: the same whichever model answers",
-    )
-    context_source: str = Field(description="where that number comes from")
-    label_source: str = Field(
-        description="origin of the labels behind the answer: readings of a GPU; traced, where no GPU ran the jobs; or "
-        "readings_and_traces, where a line over the closed form answers that is calibrated on both"
-    )
-    release: str = Field(description="the release that the model belongs to")
-    feature_schema: str = Field(description="version of the model's features")
-    model: Model
+Prediction: Any = described(
+    "Prediction",
+    "The memory that one job is expected to take on one GPU, in nvidia-smi's terms (CUDA context included).",
+    prediction.Prediction,
+    without=("probabilities", "estimator", "version"),
+    prediction_id=(
+        Annotated[
+            str,
+            Field(pattern="^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$"),
+        ],
+        Field(
+            description="id of this prediction (UUID of version 7): observations of the job refer to it"
+        ),
+    ),
+    bin=Bin,
+    bins=Bins,
+    fits=(
+        list[Fit] | None,
+        Field(
+            default=None,
+            description="what the job fits, in the order of the request; only if the request asks for it",
+        ),
+    ),
+    gpu_source=Literal["request", "setting", "default"],
+    model=Model,
+    **_ORIGIN,
+)
 
 
 PREDICTION_FIELDS: Final = tuple(Prediction.model_fields)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, Final
 
 import orjson
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
 from gpumemnet.errors import FieldError, InvalidRequestError
@@ -28,7 +28,7 @@ from ..api.examples import EXAMPLE_JOBS
 from ..api.handlers import JSON, handle_body, read_json, read_json_body, read_query, send_response
 from ..api.openapi import BODY_REFUSALS, Answer, Operation
 from ..api.problems import OVERLOADED, UNKNOWN, Refusal, located, problem_document
-from ..api.schemas import Job, OneOf, Problem, Schema, StoredPrediction
+from ..api.schemas import Job, OneOf, Problem, Schema, StoredPrediction, described
 from .inserts import Reply, Stored
 from .store import ObservationStore
 
@@ -68,50 +68,31 @@ MAX_OBSERVATIONS: Final = 1000
 _Mib = Annotated[float, Field(ge=MIN_BYTES // MIB, le=MAX_BYTES // MIB)]
 _Bytes = Annotated[int, Field(ge=MIN_BYTES, le=MAX_BYTES)]
 _Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT_LENGTH)]
-_LIMIT: Final = "the memory that it could have had: its limit, or the whole GPU"
 
 
-class Observation(Schema):
-    """The memory that one run of a job used."""
-
-    model_config = ConfigDict(
-        json_schema_extra={"anyOf": [{"required": ["prediction_id"]}, {"required": ["job", "gpu"]}]}
-    )
-
-    prediction_id: Annotated[str, Field(json_schema_extra={"format": "uuid"})] | None = Field(
-        None, description="id of the prediction that the job was scheduled with"
-    )
-    job: Job | None = Field(
-        None, description="the job, if there is no prediction or it may have been deleted"
-    )
-    gpu: _Text | None = Field(
-        None,
-        description="the GPU that it ran on; by default that of the prediction; required with a job",
-    )
-    peak_mib: _Mib | None = Field(
-        None,
-        description="the most GPU memory that it took, CUDA context included, in MiB (2**20 bytes)",
-    )
-    peak_bytes: _Bytes | None = Field(None, description="the same in bytes, instead")
-    source: Annotated[str, OneOf(SOURCES)] = Field(
-        description="where the peak comes from. "
-        + "; ".join(f"`{name}`: {meaning}" for name, meaning in SOURCES.items())
-    )
-    oom: bool | None = Field(
-        False, description="whether it ran out of GPU memory; then the peak may be left out"
-    )
-    limit_mib: _Mib | None = Field(None, description=_LIMIT)
-    limit_bytes: _Bytes | None = Field(None, description="the same in bytes, instead")
-    observed_at: Annotated[str, Field(json_schema_extra={"format": "date-time"})] | None = Field(
-        None, description="when it ended"
-    )
-    idempotency_key: Annotated[str, Field(min_length=1, max_length=MAX_KEY_LENGTH)] | None = Field(
-        None,
-        description="the client's key: an observation with the same key is stored once. By default, its content is the key",
-    )
-    driver: _Text | None = Field(None, description="version of the GPU's driver")
-    cuda: _Text | None = Field(None, description="version of CUDA")
-    torch: _Text | None = Field(None, description="version of PyTorch")
+Observation: Any = described(
+    "Observation",
+    "The memory that one run of a job used: of a prediction's job, or of `job` on `gpu`.",
+    ReadObservation,
+    is_request=True,
+    prediction_id=Annotated[str, Field(json_schema_extra={"format": "uuid"})] | None,
+    job=Job | None,
+    gpu=_Text | None,
+    source=(
+        Annotated[str, OneOf(SOURCES)],
+        Field(
+            description="where the peak comes from. "
+            + "; ".join(f"`{name}`: {meaning}" for name, meaning in SOURCES.items())
+        ),
+    ),
+    peak_bytes=_Bytes | None,
+    limit_bytes=_Bytes | None,
+    idempotency_key=Annotated[str, Field(min_length=1, max_length=MAX_KEY_LENGTH)] | None,
+    **dict.fromkeys(
+        ("peak_mib", "limit_mib"),
+        (_Mib | None, Field(default=None, description="the same in MiB (2**20 bytes), instead")),
+    ),
+)
 
 
 class Observations(Schema):
@@ -120,16 +101,9 @@ class Observations(Schema):
     observations: list[Observation] = Field(max_length=MAX_OBSERVATIONS)
 
 
-class StoredObservation(Schema):
-    """An observation that is on the disk."""
-
-    observation_id: str
-    created: bool = Field(
-        description="whether this request stored it; false when the same had been stored before"
-    )
-    prediction_id: str | None = Field(description="the prediction that it is compared with")
-    job_sha256: str = Field(description="hash of the job")
-    gpu: str = Field(description="the GPU that it was stored for")
+StoredObservation: Any = described(
+    "StoredObservation", "An observation that is on the disk.", Stored
+)
 
 
 class ObservedResult(Schema):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dataset_builder.families import TensorSpec, extracted_job, rebuild, transformer
+from dataset_builder.families import TensorSpec, extracted_job, loss, rebuild, transformer
 from dataset_builder.families import transformer as space
 from dataset_builder.families.transformer import TransformerArchitecture
 from dataset_builder.measure.training import build_network, train
@@ -150,7 +150,7 @@ def executed(
         )
     with Operators() as operators:
         logits = network(*batch)
-        torch.autograd.backward(transformer.loss(logits, *batch_of([target], 2, device)))
+        torch.autograd.backward(loss(logits, *batch_of([target], 2, device)))
     names: Counter[str] = operators.names
     return names
 

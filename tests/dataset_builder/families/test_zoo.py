@@ -102,11 +102,11 @@ def test_a_row_of_the_zoo_names_its_model_and_is_rebuilt(tmp_path: Any) -> None:
         ({"model": "torchvision/resnet18"}, "image_size"),
         (
             {"model": "torchvision/resnet18", "image_size": 64, "sequence_length": 8},
-            "no other size",
+            "sequence_length must be one of 0",
         ),
         ({"model": "torchvision/resnet18", "image_size": 65}, "multiple of 32"),
         ({"model": "torchvision/resnet18", "image_size": "64"}, "whole number"),
-        ({"model": "transformers/gpt2", "image_size": 64}, "sequence_length"),
+        ({"model": "transformers/gpt2", "image_size": 64}, "image_size"),
         ({"model": "torchvision/resnet18", "image_size": 64, "colour": 1}, "zoo"),
     ],
 )
