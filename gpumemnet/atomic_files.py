@@ -1,14 +1,17 @@
-"""Atomic, durable writes of files, and a lock between processes that write to one folder."""
+"""Atomic, durable writes of files, a lock between processes that write to one folder, and the JSON
+documents of the package."""
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib import resources
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 STAGING_PREFIX: Final = ".staging-"
 """Prefix of unfinished files; a killed writer leaves them behind."""
@@ -89,3 +92,12 @@ def locked(path: Path, timeout_seconds: float) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def shipped_json(name: str) -> Any:
+    """A JSON document of the package.
+
+    Args:
+        name: path of the file below ``gpumemnet``.
+    """
+    return json.loads(resources.files("gpumemnet").joinpath(name).read_text("utf-8"))

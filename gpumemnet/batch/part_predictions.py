@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from gpumemnet.batch.parts import Part
-from gpumemnet.errors import FieldError
 from gpumemnet.job.job_table import Indices
 from gpumemnet.job.table_reader import Chunk, Reader
 from gpumemnet.predict.prediction import PredictionOptions, PredictionTable
@@ -116,15 +115,9 @@ class PartPredictor:
         """
         answers = Answers([], [])
         for chunk in self._reader.chunks(part.file, part.span):
-            table, rows = chunk.read.table, chunk.read.rows
-            errors: dict[int, FieldError] = dict(chunk.read.errors)
-            refusals = self._predictor.refusals(table, self._options.encoder)
-            if refusals:
-                errors |= {int(rows[at]): error for at, error in refusals.items()}
-                accepted = np.setdiff1d(np.arange(len(table)), list(refusals))
-                table, rows = table.take(accepted), rows[accepted]
-            predictions = self._predictor.predict_table(table, self._options)
-            answers.batches.append(self._columns(part.file.location, chunk, rows, predictions))
+            read = self._predictor.accepted(chunk.read, self._options.encoder)
+            predictions = self._predictor.predict_table(read.table, self._options)
+            answers.batches.append(self._columns(part.file.location, chunk, read.rows, predictions))
             answers.rejected.extend(
                 {
                     "input": part.file.location,
@@ -132,7 +125,7 @@ class PartPredictor:
                     "field": error.field,
                     "reason": error.reason,
                 }
-                for row, error in sorted(errors.items())
+                for row, error in sorted(read.errors.items())
             )
         return answers
 

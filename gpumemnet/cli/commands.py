@@ -20,10 +20,9 @@ from typer.core import TyperCommand, TyperGroup
 from gpumemnet.errors import FieldError, GpumemnetError, MissingExtraError
 
 USER_ERROR: Final = 2
-_ASK: Final = "Ask how much memory a job takes"
-_TRAIN: Final = "Measure jobs and train models"
-_SITE: Final = "Run it at a site"
-_SIBLINGS: Final = ("dataset_builder", "models", "service")
+_EXTRAS: Final = {"dataset_builder": "build", "models": "train", "service": "service"}
+"""Package of the project beside ``gpumemnet`` → the extra that its commands need, as in
+``pip install -e '.[…]'``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,117 +34,67 @@ class Entry:
         target: ``module:object``, where the object is a function or an :class:`App`.
         summary: the first sentence of its help.
         panel: heading under which ``gpumemnet --help`` lists it.
-        extra: extra that the command needs, as in ``pip install -e '.[…]'``.
     """
 
     name: str
     target: str
     summary: str
     panel: str
-    extra: str = ""
 
 
-ENTRIES: Final = {
-    entry.name: entry
-    for entry in (
-        Entry(
-            "fit",
+_PANELS: Final = {
+    "Ask how much memory a job takes": {
+        "fit": (
             "gpumemnet.cli.fit:fit",
             "Tell whether fine-tuning a model fits a GPU, by the model's name.",
-            _ASK,
         ),
-        Entry(
-            "predict",
-            "gpumemnet.cli.predict:predict",
-            "Predict how much GPU memory jobs take.",
-            _ASK,
-        ),
-        Entry(
-            "trace",
+        "predict": ("gpumemnet.cli.predict:predict", "Predict how much GPU memory jobs take."),
+        "trace": (
             "gpumemnet.cli.trace:trace",
             "Trace one training step of a model, and show what its GPU memory holds.",
-            _ASK,
         ),
-        Entry(
-            "plan",
+        "plan": (
             "gpumemnet.cli.plan:plan",
             "Plan what a training step recomputes and swaps, so that it fits a GPU.",
-            _ASK,
         ),
-        Entry(
-            "extract",
-            "gpumemnet.cli.extract:extract",
-            "Turn a model into a job, without a GPU.",
-            _ASK,
-        ),
-        Entry(
-            "serve",
-            "service.cli:serve",
-            "Serve predictions over HTTP until interrupted.",
-            _ASK,
-            "service",
-        ),
-        Entry(
-            "models",
+        "extract": ("gpumemnet.cli.extract:extract", "Turn a model into a job, without a GPU."),
+        "serve": ("service.cli:serve", "Serve predictions over HTTP until interrupted."),
+        "models": (
             "gpumemnet.cli.predict:models",
             "List the shipped bundles, and check their checksums.",
-            _ASK,
         ),
-        Entry(
-            "build",
-            "dataset_builder.cli:app",
-            "Measure jobs on GPUs, and build datasets of them.",
-            _TRAIN,
-            "build",
-        ),
-        Entry(
-            "train",
+    },
+    "Measure jobs and train models": {
+        "build": ("dataset_builder.cli:app", "Measure jobs on GPUs, and build datasets of them."),
+        "train": (
             "models.cli:train",
             "Train the models on datasets of all families, GPUs and label sources, and write their bundles.",
-            _TRAIN,
-            "train",
         ),
-        Entry(
-            "evaluate",
+        "evaluate": (
             "models.cli:evaluate",
             "Evaluate both encoders, the line alone and boosted trees on held-out families.",
-            _TRAIN,
-            "train",
         ),
-        Entry(
-            "retrain",
+        "retrain": (
             "models.cli:retrain",
             "Train on new data, and promote what is better than the champion.",
-            _TRAIN,
-            "train",
         ),
-        Entry(
-            "releases",
+    },
+    "Run it at a site": {
+        "releases": (
             "gpumemnet.cli.releases:app",
             "Keep releases of bundles, and choose the one that predicts.",
-            _SITE,
         ),
-        Entry("keys", "service.cli:keys", "Make API keys for the service.", _SITE, "service"),
-        Entry(
-            "observations",
-            "service.cli:observations",
-            "Collect what finished jobs used.",
-            _SITE,
-            "service",
-        ),
-        Entry(
-            "calibrate",
-            "gpumemnet.cli.site:calibrate",
-            "Calibrate bundles to a site's own jobs.",
-            _SITE,
-        ),
-        Entry(
-            "drift",
-            "gpumemnet.cli.site:drift",
-            "Test whether recent jobs call for retraining.",
-            _SITE,
-        ),
-    )
+        "keys": ("service.cli:keys", "Make API keys for the service."),
+        "observations": ("service.cli:observations", "Collect what finished jobs used."),
+        "calibrate": ("gpumemnet.cli.site:calibrate", "Calibrate bundles to a site's own jobs."),
+        "drift": ("gpumemnet.cli.site:drift", "Test whether recent jobs call for retraining."),
+    },
+}
+"""Heading under which ``gpumemnet --help`` lists commands → their names, targets and summaries."""
+ENTRIES: Final = {
+    name: Entry(name, *described, panel)
+    for panel, commands in _PANELS.items()
+    for name, described in commands.items()
 }
 
 
@@ -210,16 +159,17 @@ class _Root(TyperGroup):
         except ModuleNotFoundError as error:
             entry = ENTRIES.get(str(ctx.invoked_subcommand))
             package = (error.name or "").partition(".")[0]
-            if entry is None or not entry.extra or package in ("", "gpumemnet", *_SIBLINGS):
+            extra = entry and _EXTRAS.get(entry.target.partition(".")[0])
+            if entry is None or not extra or package in ("", "gpumemnet", *_EXTRAS):
                 raise
-            raise MissingExtraError(package, entry.extra, f"gpumemnet {entry.name}") from None
+            raise MissingExtraError(package, extra, f"gpumemnet {entry.name}") from None
 
 
 def load(name: str) -> Any:
     """Imports a command of :data:`ENTRIES`, and returns it as Typer's."""
     module, _, attribute = ENTRIES[name].target.partition(":")
     package, _, rest = module.partition(".")
-    if package in _SIBLINGS:
+    if package in _EXTRAS:
         module = f"{_sibling(package)}.{rest}"
     found = getattr(importlib.import_module(module), attribute)
     if not isinstance(found, typer.Typer):

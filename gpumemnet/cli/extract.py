@@ -22,7 +22,7 @@ from gpumemnet.cli.options import (
     named_values,
     training_settings,
 )
-from gpumemnet.cli.output import check_writable, print_table, write_text
+from gpumemnet.cli.output import check_writable, print_facts, print_table, write_text
 from gpumemnet.extract.extraction import (
     DEADLINE_SECONDS,
     DEFAULT_GPU,
@@ -130,20 +130,24 @@ def _show_extraction(extraction: Extraction, console: Console) -> None:
             for name, layer in named[:_SHOWN_LAYERS]
         ],
     )
-    facts: list[tuple[str, object]] = [
-        ("family", job.family),
-        ("batch size", job.batch_size),
-        ("input elements per sample", job.input_elements),
-        ("output elements per sample", job.total_activations),
-        ("parameters", job.total_parameters),
-        ("trainable parameters", job.trainable_parameters),
-        ("activation function", job.activation_function),
-        ("sequence length", job.sequence_length),
-    ]
-    for label, value in facts:
-        if value is not None:
-            console.print(
-                Text(f"{label:<27} {value:,}" if isinstance(value, int) else f"{label:<27} {value}")
-            )
+    facts = {
+        "family": job.family,
+        "batch size": job.batch_size,
+        "input elements per sample": job.input_elements,
+        "output elements per sample": job.total_activations,
+        "parameters": job.total_parameters,
+        "trainable parameters": job.trainable_parameters,
+        "activation function": job.activation_function,
+        "sequence length": job.sequence_length,
+    }
+    print_facts(
+        console,
+        "The job",
+        [
+            (name, f"{value:,}" if isinstance(value, int) else value)
+            for name, value in facts.items()
+            if value is not None
+        ],
+    )
     for note in extraction.notes:
         console.print(Text(f"note: {note}"), soft_wrap=True)

@@ -3,13 +3,12 @@ workspaces."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import Any, Final
 
+from gpumemnet.atomic_files import shipped_json
 from gpumemnet.gpu import DeviceProfile
 
 FORWARD: Final = "forward"
@@ -135,10 +134,7 @@ def plans_from_dict(document: Mapping[str, Any]) -> ExecutionPlans:
 
 @cache
 def _tables() -> dict[str, Any]:
-    text = (
-        resources.files("gpumemnet").joinpath("cudnn/compute_capabilities.json").read_text("utf-8")
-    )
-    return dict(json.loads(text))
+    return dict(shipped_json("cudnn/compute_capabilities.json"))
 
 
 def device_description(device: DeviceProfile) -> dict[str, Any] | None:

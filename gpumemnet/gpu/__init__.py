@@ -14,11 +14,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache, lru_cache
-from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from gpumemnet.atomic_files import shipped_json
 from gpumemnet.errors import InvalidRequestError, did_you_mean
 from gpumemnet.job.layers import describe
 from gpumemnet.units import GIB, MIB
@@ -94,9 +94,7 @@ class DeviceProfile:
 @cache
 def device_profiles() -> tuple[DeviceProfile, ...]:
     """All profiles of the catalogue ``catalogue.json``, in its order."""
-    document = json.loads(
-        resources.files("gpumemnet").joinpath("gpu/catalogue.json").read_text("utf-8")
-    )
+    document = shipped_json("gpu/catalogue.json")
     return tuple(
         _read(
             {**_unmeasured(entry["compute_capability"]), **entry},
@@ -387,9 +385,7 @@ def with_available(profile: DeviceProfile, available_bytes: int) -> DeviceProfil
 
 @cache
 def _catalogue() -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(
-        resources.files("gpumemnet").joinpath("gpu/mig.json").read_text("utf-8")
-    )
+    document: dict[str, Any] = shipped_json("gpu/mig.json")
     for entry in (
         *document["partitions"],
         *({"gpus": [entry["gpu"]]} for entry in document["reserves"]),

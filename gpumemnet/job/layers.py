@@ -11,8 +11,9 @@ import operator
 import re
 from collections.abc import Iterable
 from itertools import repeat
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from gpumemnet.atomic_files import shipped_json
 from gpumemnet.errors import InvalidJobError
 
 MAX_LAYERS: Final = 20_000
@@ -23,56 +24,10 @@ MAX_ELEMENTS: Final = 2**50
 
 _KIND_PATTERN: Final = re.compile(r"[a-z][a-z0-9_]{0,63}\Z")
 
-LAYER_GROUPS: Final[dict[str, tuple[str, ...]]] = {
-    "linear": ("linear", "bilinear", "matmul"),
-    "conv": tuple(f"conv{t}{d}d" for t in ("", "_transpose") for d in (1, 2, 3)),
-    "norm": (
-        *(f"batch_norm{d}d" for d in (1, 2, 3)),
-        *(
-            "batch_norm",
-            "layer_norm",
-            "group_norm",
-            "instance_norm",
-            "rms_norm",
-            "local_response_norm",
-        ),
-    ),
-    "activation": (
-        *(
-            "relu",
-            "relu6",
-            "leaky_relu",
-            "prelu",
-            "rrelu",
-            "elu",
-            "selu",
-            "celu",
-            "gelu",
-            "silu",
-            "mish",
-            "softplus",
-        ),
-        *(
-            "tanh",
-            "sigmoid",
-            "log_sigmoid",
-            "hardswish",
-            "hardsigmoid",
-            "hardtanh",
-            "softsign",
-            "tanhshrink",
-            "threshold",
-        ),
-        *("softmax", "log_softmax", "glu", "swiglu", "identity", "activation"),
-    ),
-    "dropout": ("dropout", "alpha_dropout", "drop_path"),
-    "pool": ("max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool", "lp_pool"),
-    "embedding": ("embedding", "embedding_bag", "positional_embedding"),
-    "attention": ("attention", "cross_attention"),
-    "recurrent": ("lstm", "gru", "rnn"),
-    "elementwise": ("add", "multiply", "concatenate", "upsample", "pad"),
-    "other": ("other",),
-}
+KIND_TABLE: Final[dict[str, dict[str, dict[str, Any]]]] = shipped_json("job/layer_kinds.json")
+"""Layer group → its kinds, each with the fields of its
+:class:`~gpumemnet.physics.saved_tensors.KindRule` that are not as usual."""
+LAYER_GROUPS: Final = {group: tuple(kinds) for group, kinds in KIND_TABLE.items()}
 """Layer group → its kinds.  Features are computed per group, so the groups are part of the feature
 schema."""
 

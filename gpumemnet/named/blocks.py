@@ -6,13 +6,12 @@ say it, and which values of a configuration change that.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib import resources
 from typing import Any, Final
 
+from gpumemnet.atomic_files import shipped_json
 from gpumemnet.named.operators import BLOCK_INPUT, OLD_GELU, OUTER_INPUT, Section, count_of
 from gpumemnet.named.rules import effects
 
@@ -80,8 +79,7 @@ class Style:
 @cache
 def tables() -> dict[str, Any]:
     """``architectures.json``."""
-    text = resources.files("gpumemnet").joinpath("named/architectures.json").read_text("utf-8")
-    document: dict[str, Any] = json.loads(text)
+    document: dict[str, Any] = shipped_json("named/architectures.json")
     families = document["families"].items()
     document["families"] = {name: own for names, own in families for name in names.split()}
     return document

@@ -14,11 +14,11 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from gpumemnet.atomic_files import shipped_json
 from gpumemnet.errors import InvalidRequestError, did_you_mean
 
 PUBLISHED: Final = "published"
@@ -68,8 +68,7 @@ class NamedModel:
 
 @cache
 def _document(name: str = "catalogue") -> dict[str, Any]:
-    text = resources.files("gpumemnet").joinpath(f"named/{name}.json").read_text("utf-8")
-    document: dict[str, Any] = json.loads(text)
+    document: dict[str, Any] = shipped_json(f"named/{name}.json")
     return document
 
 

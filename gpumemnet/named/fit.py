@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
-from importlib import resources
 from itertools import accumulate
 from operator import or_
 from typing import TYPE_CHECKING, Any, Final
 
+from gpumemnet.atomic_files import shipped_json
 from gpumemnet.errors import ExtractError, FieldError, InvalidRequestError
 from gpumemnet.gpu import (
     VERDICT_TEXTS,
@@ -182,8 +182,7 @@ class FitAnswer:
 def safety() -> dict[str, float]:
     """How far published readings lie above the expectation: ``python -m research readings --write``
     makes it."""
-    text = resources.files("gpumemnet").joinpath("named/safety.json").read_text("utf-8")
-    document: dict[str, float] = json.loads(text)
+    document: dict[str, float] = shipped_json("named/safety.json")
     return document
 
 

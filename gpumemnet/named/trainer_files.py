@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
+from gpumemnet.atomic_files import shipped_json
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
 from gpumemnet.named.methods import ALL_LINEAR
@@ -71,8 +71,7 @@ class TrainerFile:
 
 @cache
 def _tables() -> dict[str, Any]:
-    text = resources.files("gpumemnet").joinpath("named/trainer_keys.json").read_text("utf-8")
-    document: dict[str, Any] = json.loads(text)
+    document: dict[str, Any] = shipped_json("named/trainer_keys.json")
     return document
 
 

@@ -17,79 +17,7 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Final, NamedTuple
 
-from gpumemnet.job.layers import KINDS, LAYER_GROUPS
-from gpumemnet.physics.element_types import (
-    CAST_KINDS,
-    FULL_BYTES,
-    HALF_BYTES,
-    LOWERED_KINDS,
-    RAISED_INPUT_KINDS,
-    RAISED_KINDS,
-)
-
-SAVES_INPUT: Final = frozenset(
-    {
-        *LAYER_GROUPS["linear"],
-        *LAYER_GROUPS["conv"],
-        *LAYER_GROUPS["norm"],
-        *(
-            set(LAYER_GROUPS["pool"]) - {"adaptive_avg_pool"}
-        ),  # to one pixel, nearly always: a mean, which keeps nothing
-        *LAYER_GROUPS["attention"],
-        *LAYER_GROUPS["recurrent"],
-        "relu6",
-        "leaky_relu",
-        "prelu",
-        "rrelu",
-        "elu",
-        "selu",
-        "celu",
-        "gelu",
-        "silu",
-        "mish",
-        "softplus",
-        "log_sigmoid",
-        "hardswish",
-        "hardsigmoid",
-        "hardtanh",
-        "softsign",
-        "threshold",
-        "glu",
-        "swiglu",
-        "activation",
-        "multiply",
-    }
-)
-SAVES_OUTPUT: Final = frozenset(
-    {
-        "relu",
-        "tanh",
-        "tanhshrink",
-        "sigmoid",
-        "softmax",
-        "log_softmax",
-        *LAYER_GROUPS["attention"],
-        *LAYER_GROUPS["recurrent"],
-    }
-)
-MASK_BYTES: Final[dict[str, int]] = {
-    "dropout": 1,
-    "max_pool": 8,
-    "adaptive_max_pool": 8,
-    "alpha_dropout": 4,
-    "rrelu": 4,
-    "softsign": 4,
-}
-"""Bytes per output element of a mask (bool), of indices (int64), or of noise and intermediate
-results (fp32)."""
-
-SAVES_STATISTICS: Final = frozenset(
-    kind for kind in LAYER_GROUPS["norm"] if kind.startswith(("batch_norm", "instance_norm"))
-)
-"""Kinds that keep a mean and an inverse deviation per channel."""
-
-ALIASES: Final = frozenset({"identity"})
-"""Kinds whose output shares the storage of their input."""
+from gpumemnet.job.layers import KIND_TABLE, LAYER_GROUPS
 
 LOSS_TENSORS: Final = 3
 """Tensors of the logits' size at the loss, a cross-entropy: log-probabilities, their gradient, and
@@ -117,42 +45,24 @@ class KindRule(NamedTuple):
             0: as it comes.
     """
 
-    is_alias: bool
-    saves_input: bool
-    saves_output: bool
-    mask_bytes: int
-    statistics: int
-    second_share: float
-    has_bias: bool
-    is_cast: bool
-    autocast_output_bytes: int
-    autocast_input_bytes: int
+    is_alias: bool = False
+    saves_input: bool = False
+    saves_output: bool = False
+    mask_bytes: int = 0
+    statistics: int = 0
+    second_share: float = 0.0
+    has_bias: bool = False
+    is_cast: bool = False
+    autocast_output_bytes: int = 0
+    autocast_input_bytes: int = 0
 
 
-KIND_RULES: Final[dict[str, KindRule]] = {
-    kind: KindRule(
-        is_alias=kind in ALIASES,
-        saves_input=kind in SAVES_INPUT,
-        saves_output=kind in SAVES_OUTPUT,
-        mask_bytes=MASK_BYTES.get(kind, 0),
-        statistics=2 if kind in SAVES_STATISTICS else 0,
-        second_share=0.5 if kind in LAYER_GROUPS["norm"] and kind != "rms_norm" else 0.0,
-        has_bias=kind in LAYER_GROUPS["linear"],
-        is_cast=kind in CAST_KINDS,
-        autocast_output_bytes=HALF_BYTES
-        if kind in LOWERED_KINDS
-        else FULL_BYTES
-        if kind in RAISED_KINDS
-        else 0,
-        autocast_input_bytes=HALF_BYTES
-        if kind in LOWERED_KINDS
-        else FULL_BYTES
-        if kind in RAISED_INPUT_KINDS
-        else 0,
-    )
-    for kind in KINDS
+KIND_RULES: Final = {
+    kind: KindRule(**rule) for kinds in KIND_TABLE.values() for kind, rule in kinds.items()
 }
 """Layer kind → its rule, in the order of :data:`gpumemnet.job.layers.KINDS`."""
+ALIASES: Final = frozenset(kind for kind, rule in KIND_RULES.items() if rule.is_alias)
+"""Kinds whose output shares the storage of their input."""
 
 _SPECIAL_ACTIVATIONS: Final = frozenset(
     {"softmax", "log_softmax", "glu", "swiglu", "prelu", "identity", "activation"}

@@ -27,6 +27,7 @@ from gpumemnet.errors import (
 )
 from gpumemnet.gpu import GENERIC_BLAS_WORKSPACE_BYTES
 from gpumemnet.job.job_table import JobTable
+from gpumemnet.job.json_codec import ReadJobs
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.physics.replicas import added_by_replicas
@@ -450,6 +451,19 @@ class Predictor:
                 for row in np.array(unknown)[table.option_codes].nonzero()[0].tolist()
             }
         return refused
+
+    def accepted(self, read: ReadJobs, encoder: str | None = None) -> ReadJobs:
+        """The jobs that the model predicts; the others are among the errors.
+
+        Raises:
+            InvalidRequestError: when no model has that encoder.
+        """
+        refusals = self.refusals(read.table, encoder)
+        if not refusals:
+            return read
+        rows = np.setdiff1d(np.arange(len(read.table)), list(refusals), assume_unique=True)
+        errors = {int(read.rows[at]): error for at, error in refusals.items()}
+        return ReadJobs(read.table.take(rows), read.rows[rows], read.errors | errors)
 
     def predict(self, job: TrainingJob, **options: Any) -> Prediction:
         """Predicts the memory of one job.

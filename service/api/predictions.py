@@ -15,8 +15,6 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, Final, NamedTuple, Protocol
 
-import numpy as np
-
 from gpumemnet.errors import FieldError, InvalidRequestError
 from gpumemnet.gpu import available_mib, device_profiles, mig_profiles, reserve
 from gpumemnet.job.job_table import JobTable
@@ -257,20 +255,15 @@ class PredictionApi:
             encoder: the classifier to use; ``None`` for the predictor's choice.
             path: maps a job's index to its path in the request.
         """
-        table, rows, invalid = read_jobs(documents)
-        refusals = self.predictor.refusals(table, encoder)
-        if not invalid and not refusals:
-            return ReadJobs(table, rows, {})
-        errors = invalid | {int(rows[at]): error for at, error in refusals.items()}
-        if refusals:
-            accepted = np.setdiff1d(np.arange(len(table)), list(refusals), assume_unique=True)
-            table, rows = table.take(accepted), rows[accepted]
+        read = self.predictor.accepted(read_jobs(documents), encoder)
+        if not read.errors:
+            return read
         # `encoder` is a member of the request, not of a job: its path stays.
         located_errors = {
             row: error if error.field == "encoder" else located(error, path(row))
-            for row, error in errors.items()
+            for row, error in read.errors.items()
         }
-        return ReadJobs(table, rows, located_errors)
+        return read._replace(errors=located_errors)
 
     def _documents(self, jobs: JobTable, options: Options) -> list[Document]:
         """The JSON documents of the predictions for ``jobs``."""

@@ -14,12 +14,13 @@ from gpumemnet.physics.element_types import (
     ELEMENT_BYTES,
     FLOAT32,
     FLOAT32_RESULT,
+    FULL_BYTES,
+    HALF_BYTES,
     LOWER_PRECISION,
-    LOWERED_KINDS,
     MODEL_TYPES,
-    RAISED_INPUT_KINDS,
 )
 from gpumemnet.physics.optimizers import OPTIMIZER_RULES, optimizer_copies
+from gpumemnet.physics.saved_tensors import KIND_RULES
 from gpumemnet.tracing.losses_and_optimizers import named_optimizer
 
 _OPERATORS = {
@@ -66,5 +67,9 @@ def test_autocast_lists_of_kinds_follow_those_of_operators() -> None:
         *LAYER_GROUPS["recurrent"],
         "bilinear",
     }  # run by operators that are not named like them
-    assert {_OPERATORS.get(kind, kind) for kind in LOWERED_KINDS - by_cell} <= lowered
-    assert raised >= RAISED_INPUT_KINDS
+    kinds_of = {
+        size: {kind for kind, rule in KIND_RULES.items() if rule.autocast_input_bytes == size}
+        for size in (HALF_BYTES, FULL_BYTES)
+    }
+    assert {_OPERATORS.get(kind, kind) for kind in kinds_of[HALF_BYTES] - by_cell} <= lowered
+    assert raised >= kinds_of[FULL_BYTES]
