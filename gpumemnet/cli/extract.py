@@ -144,7 +144,7 @@ def _show_extraction(extraction: Extraction, console: Console) -> None:
         console,
         "The job",
         [
-            (name, f"{value:,}" if isinstance(value, int) else value)
+            (name, f"{value:,}" if isinstance(value, int) else f"{value}")
             for name, value in facts.items()
             if value is not None
         ],

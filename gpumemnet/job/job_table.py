@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain
 from operator import attrgetter, itemgetter
-from typing import Any, Final, Self, TypeVar, cast, overload
+from typing import Any, Final, Self, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -349,15 +349,16 @@ class Columns:
 
     def take(self, rows: Indices) -> Self:
         """The rows at these positions, in that order."""
-        taken = {
-            each.name: _taken(getattr(self, each.name), rows) for each in fields(cast(Any, self))
-        }
-        return replace(cast(Any, self), **taken)
+        own: Any = self
+        taken = {each.name: _taken(getattr(own, each.name), rows) for each in fields(own)}
+        found: Self = replace(own, **taken)
+        return found
 
     @classmethod
     def concatenate(cls, parts: Sequence[Self]) -> Self:
         """The rows of all ``parts``, at least one, in order."""
-        columns = ([getattr(part, each.name) for part in parts] for each in fields(cast(Any, cls)))
+        own: Any = cls
+        columns = ([getattr(part, each.name) for part in parts] for each in fields(own))
         return cls(*map(_joined, columns))
 
 

@@ -1,7 +1,9 @@
 """Blocks of attention and a feed-forward layer, of decoders, encoders and vision transformers.
 
 ``architectures.json`` says for each family what its blocks look like, where a configuration does not
-say it, and which values of a configuration change that.
+say it, and which values of a configuration change that; what configurations and classes call sizes
+(``sizes``, ``class_keys``) and layers (``layer_names``, ``litgpt_targets``); and the class of
+``transformers`` that is trained by the table that lists a model (``tasks``: the first counts).
 """
 
 from __future__ import annotations
@@ -80,8 +82,8 @@ class Style:
 def tables() -> dict[str, Any]:
     """``architectures.json``."""
     document: dict[str, Any] = shipped_json("named/architectures.json")
-    families = document["families"].items()
-    document["families"] = {name: own for names, own in families for name in names.split()}
+    for part in ("families", "class_keys"):
+        document[part] = {n: own for names, own in document[part].items() for n in names.split()}
     return document
 
 

@@ -22,7 +22,6 @@ from gpumemnet.atomic_files import shipped_json
 from gpumemnet.errors import InvalidRequestError, did_you_mean
 
 PUBLISHED: Final = "published"
-RECALLED: Final = "recalled"
 UNCHECKED: Final = "unchecked"
 _CONFIG: Final = "config.json"
 _MAX_CONFIG_BYTES: Final = 2**20
@@ -53,11 +52,6 @@ class NamedModel:
     checked: str
     source: str
     extracted: Mapping[str, Any] | None = None
-
-    @property
-    def usual_size(self) -> int | None:
-        """Length of a side of its images in pixels, or of its sequences, at which it was extracted."""
-        return None if self.extracted is None else int(self.extracted["size"])
 
     @property
     def longest(self) -> int | None:

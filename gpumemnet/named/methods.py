@@ -10,12 +10,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Final
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import check_count, describe
 from gpumemnet.job.training_job import MAX_BATCH_SIZE, MAX_RANKS, OPTIMIZERS
+from gpumemnet.named.blocks import tables
 from gpumemnet.named.operators import Operator
 from gpumemnet.physics.element_types import FULL_BYTES, HALF_BYTES
 from gpumemnet.physics.optimizers import optimizer_copies
@@ -204,8 +205,8 @@ class Method:
         if self.lora_target == ALL_LINEAR:
             return is_inner
         asked = self.lora_target.split(",")
-        parts = _PARTS.get(operator.name, (operator.name,))
-        return operator.name in asked or any(part in asked for part in parts)
+        parts = tables()["layer_names"].get(operator.name, ())
+        return any(part in asked for part in (operator.name, *parts))
 
     def adapter_elements(self, operator: Operator) -> tuple[int, ...]:
         """Elements of the parameters of a layer's adapter."""
@@ -281,15 +282,3 @@ COUNTS: Final = {
     "gpus": MAX_RANKS,
 }
 """Field of a method → its largest number; the smallest is 1."""
-_PARTS: Final = {
-    "qkv_proj": ("q_proj", "k_proj", "v_proj", "query_key_value", "c_attn", "Wqkv"),
-    "q_proj": ("query", "q", "q_lin", "to_q"),
-    "k_proj": ("key", "k", "k_lin", "to_k"),
-    "v_proj": ("value", "v", "v_lin", "to_v"),
-    "o_proj": ("dense", "c_proj", "out_proj", "o", "out_lin"),
-    "gate_up_proj": ("gate_proj", "up_proj", "Wi"),
-    "up_proj": ("fc1", "wi", "lin1", "c_fc"),
-    "down_proj": ("fc2", "wo", "lin2", "Wo"),
-}
-"""Name of a layer here → what families call it."""
-METHOD_FIELDS: Final[tuple[str, ...]] = tuple(each.name for each in fields(Method))

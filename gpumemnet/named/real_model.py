@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from gpumemnet.errors import ExtractError, first_line
+from gpumemnet.named.blocks import tables
 from gpumemnet.named.exact import library_of, needs_bitsandbytes
 from gpumemnet.named.methods import ALL_LINEAR, Method
 from gpumemnet.named.real_losses import (
@@ -32,50 +33,9 @@ from gpumemnet.physics.element_types import HALF_BYTES
 from gpumemnet.torch_private.names import declare_torchvision_operators
 
 _LOG: Final = logging.getLogger("gpumemnet.named.exact")
-_TASKS: Final = {
-    "IMAGE_TEXT_TO_TEXT": "ImageTextToText",
-    "SPEECH_SEQ_2_SEQ": "SpeechSeq2Seq",
-    "SEQ_TO_SEQ_CAUSAL_LM": "Seq2SeqLM",
-    "ZERO_SHOT_IMAGE_CLASSIFICATION": "ZeroShotImageClassification",
-    "IMAGE_CLASSIFICATION": "ImageClassification",
-    "MASKED_LM": "SequenceClassification",
-    "CAUSAL_LM": "CausalLM",
-}
-"""Table of ``transformers`` that lists a model → the class that is trained; the first counts."""
-_T5_KEYS: Final = {"intermediate_size": "d_ff", "head_dim": "d_kv"}
-_BART_KEYS: Final = {
-    "num_hidden_layers": "encoder_layers",
-    "num_attention_heads": "encoder_attention_heads",
-    "intermediate_size": "encoder_ffn_dim",
-}
-_OTHER_KEYS: Final[Mapping[str, Mapping[str, str]]] = {
-    "t5": _T5_KEYS,
-    "mt5": _T5_KEYS,
-    "bart": _BART_KEYS,
-    "whisper": _BART_KEYS,
-    "distilbert": {"intermediate_size": "hidden_dim"},
-    "falcon": {"num_key_value_heads": "num_kv_heads"},
-    "gpt2": {"intermediate_size": "n_inner"},
-    "opt": {"intermediate_size": "ffn_dim"},
-    "dinov2": {"intermediate_size": ""},
-}
-"""What a configuration's class calls a key of the catalogue."""
 _NO_WINDOW: Final = 2**30
 _OUTER_KEYS: Final = ("model_type", "architectures", "vision_config")
 """Keys of a model with a tower that are not its language model's."""
-_DIFFUSERS_KEYS: Final = {
-    "num_hidden_layers": "num_layers",
-    "head_dim": "attention_head_dim",
-}
-_LITGPT_TARGETS: Final = {
-    "q_proj": "lora_query",
-    "k_proj": "lora_key",
-    "v_proj": "lora_value",
-    "o_proj": "lora_projection",
-    "down_proj": "lora_mlp",
-    "fc2": "lora_mlp",
-    "lm_head": "lora_head",
-}
 _LARGEST_DIFFERENCE: Final = 0.01
 """From the catalogue's total of parameters."""
 _SLOW_PACKAGES: Final = ("torchvision", "torchaudio", "scipy", "sklearn", "pandas")
@@ -254,7 +214,8 @@ def diffusion_inputs(
 def _of_diffusers(name: str, config: dict[str, Any], method: Method) -> RealModel:
     import diffusers
 
-    stated = {_DIFFUSERS_KEYS.get(key, key): value for key, value in config.items()}
+    names = tables()["class_keys"]["diffusers"]
+    stated = {names.get(key, key): value for key, value in config.items()}
     kind = getattr(diffusers, stated["architectures"][0])
     dtype, side = _dtype(method), method.resolution or _USUAL_RESOLUTION
     with torch.device("meta"):
@@ -271,11 +232,12 @@ def _of_litgpt(name: str, config: dict[str, Any], method: Method) -> RealModel:
     from litgpt.lora import GPT, Config, mark_only_lora_as_trainable
 
     settings: dict[str, Any] = {}
+    targets = tables()["litgpt_targets"]
     if method.has_adapters:
-        named = {_LITGPT_TARGETS.get(each, "") for each in method.lora_target.split(",")}
+        named = {targets.get(each, "") for each in method.lora_target.split(",")}
         if method.lora_target == ALL_LINEAR:
-            named = {*_LITGPT_TARGETS.values()} - {"lora_head"}
-        settings = {key: key in named for key in _LITGPT_TARGETS.values()}
+            named = {*targets.values()} - {"lora_head"}
+        settings = {key: key in named for key in targets.values()}
         settings["lora_r"], settings["lora_dropout"] = method.lora_rank, method.lora_dropout
     made = Config.from_name(name.partition("/")[2], n_layer=config["num_hidden_layers"], **settings)
     dtype = _dtype(method)
@@ -310,7 +272,7 @@ def _of_transformers(name: str, config: dict[str, Any], method: Method) -> RealM
     kind, stated = str(config["model_type"]), _whole_configuration(config)
     task = _task(kind)
     made = _configuration(transformers.AutoConfig, kind, stated, method)
-    automatic = getattr(transformers, f"AutoModelFor{_TASKS[task]}")
+    automatic = getattr(transformers, f"AutoModelFor{tables()['tasks'][task]}")
     with torch.device("meta"):
         model = automatic.from_config(made, dtype=_dtype(method), trust_remote_code=False)
     task = "CAUSAL_LM" if task == "IMAGE_TEXT_TO_TEXT" else task  # samples of text
@@ -350,15 +312,15 @@ def _whole_configuration(config: dict[str, Any]) -> dict[str, Any]:
 def _task(kind: str) -> str:
     from transformers.models.auto import modeling_auto
 
-    for task in _TASKS:
+    for task in tables()["tasks"]:
         if kind in getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES"):
-            return task
+            return str(task)
     raise ValueError(f"transformers has no class that trains a {kind!r}")
 
 
 def _configuration(automatic: Any, kind: str, stated: dict[str, Any], method: Method) -> Any:
     names = {"model_type": "", "quantization_config": "", "auto_map": ""}
-    names |= _OTHER_KEYS.get(kind, {})
+    names |= tables()["class_keys"].get(kind, {})
     stated = {names.get(key, key): value for key, value in stated.items()}
     stated.pop("", None)
     for each in (stated, stated.get("text_config")):

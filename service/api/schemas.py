@@ -223,8 +223,8 @@ BatchSizes: Any = described(
     "The largest batches that fit, and memory against batch size.",
     largest_batch.BatchSizes,
     without=("device",),
-    curve=list[
-        described(  # type: ignore[misc]
+    curve=list[  # type: ignore[misc]
+        described(
             "BatchPoint",
             "Memory at one batch size: the largest predicted for this and any smaller one.",
             largest_batch.BatchPoint,
@@ -298,7 +298,7 @@ SomeFields = create_model(  # type: ignore[call-overload]
     __doc__="The fields of a prediction that the request chooses.",
     **{
         name: (
-            field.annotation | None,  # type: ignore[operator]
+            field.annotation | None,
             Field(default=None, description=field.description),
         )
         for name, field in Prediction.model_fields.items()

@@ -66,6 +66,10 @@ MAX_OBSERVATIONS: Final = 1000
 """Most observations in one request."""
 
 _Mib = Annotated[float, Field(ge=MIN_BYTES // MIB, le=MAX_BYTES // MIB)]
+_IN_MIB: Final[Any] = (
+    _Mib | None,
+    Field(default=None, description="the same in MiB (2**20 bytes), instead"),
+)
 _Bytes = Annotated[int, Field(ge=MIN_BYTES, le=MAX_BYTES)]
 _Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT_LENGTH)]
 
@@ -88,10 +92,8 @@ Observation: Any = described(
     peak_bytes=_Bytes | None,
     limit_bytes=_Bytes | None,
     idempotency_key=Annotated[str, Field(min_length=1, max_length=MAX_KEY_LENGTH)] | None,
-    **dict.fromkeys(
-        ("peak_mib", "limit_mib"),
-        (_Mib | None, Field(default=None, description="the same in MiB (2**20 bytes), instead")),
-    ),
+    peak_mib=_IN_MIB,
+    limit_mib=_IN_MIB,
 )
 
 
