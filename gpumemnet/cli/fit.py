@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from gpumemnet.cli.options import AsJson
+from gpumemnet.cli.options import AsJson, SequenceLength, TrainingMethod
 from gpumemnet.cli.output import print_facts, print_json, print_table, shown_steps
 from gpumemnet.named.methods import (
     ALL_LINEAR,
     ATTENTION,
     FIT_OPTIMIZERS,
     KERNELS,
-    METHODS,
     PARALLEL,
     PRECISIONS,
 )
@@ -51,20 +51,12 @@ def fit(
             "LLaMA-Factory, TRL, torchtune, litgpt or Trainer; options override the file.",
         ),
     ],
-    method: Annotated[
-        str | None,
-        typer.Option(
-            metavar="|".join(METHODS),
-            help="What is trained, or an adapter_config.json of peft; full by default.",
-        ),
-    ] = None,
+    method: TrainingMethod = None,
     base_model: Annotated[
         str | None,
         typer.Option(metavar="MODEL", help="The model, if the file names none or another."),
     ] = None,
-    sequence_length: Annotated[
-        int | None, typer.Option(metavar="TOKENS", help="Tokens of a sample; 2048 by default.")
-    ] = None,
+    sequence_length: SequenceLength = None,
     resolution: Annotated[
         int | None,
         typer.Option(metavar="PIXELS", help="Of a side of an image, for networks of images."),
@@ -274,6 +266,25 @@ def _show_limits(
         console.print(Text(f" {number}. {change.text}: safe {format_bytes(change.safe_bytes)}"))
     console.print(Text("Next", style="bold"))
     console.print(Text(f" {next_command(answer, model, stated)}"), soft_wrap=True)
+    if answer.method.gpus == 1 and answer.available_bytes:
+        console.print(Text(f" {plan_command(answer)}"), soft_wrap=True)
+
+
+_OF_PLAN: Final = ("method", "sequence_length", "batch_size", "precision", "optimizer")
+"""Fields of a method that ``plan`` has options for; ``--set`` takes the others."""
+_OWN_TO_FIT: Final = ("checkpointing", "gpus", "parallel", "adapter")
+
+
+def plan_command(answer: FitAnswer) -> str:
+    """The command that plans this training, which says what is recomputed."""
+    words = ["gpumemnet", "plan", answer.model, "--gpu", (answer.gpu or "").replace(" ", "-")]
+    usual = asdict(type(answer.method)())
+    for name, value in asdict(answer.method).items():
+        if name in _OF_PLAN:
+            words += [f"--{name.replace('_', '-')}", str(value)]
+        elif value != usual[name] and name not in _OWN_TO_FIT:
+            words += ["--set", f"{name}={value}"]
+    return shlex.join(words)
 
 
 def next_command(answer: FitAnswer, model: str, stated: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ from gpumemnet.cli.output import check_writable
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import TRAINING_OPTIONS
+from gpumemnet.named.methods import METHODS
 from gpumemnet.predict.bundle_card import ENCODERS
 from gpumemnet.units import GIB, MIB
 
@@ -166,6 +167,18 @@ Factory = Annotated[
     ),
 ]
 Deadline = Annotated[float, typer.Option(metavar="SECONDS", help="Give up after this long.")]
+TrainingMethod = Annotated[
+    str | None,
+    training_option(
+        "--method",
+        metavar="|".join(METHODS),
+        help="What is trained, or an adapter_config.json of peft; full by default.",
+    ),
+]
+SequenceLength = Annotated[
+    int | None,
+    training_option(metavar="TOKENS", help="Tokens of a sample; 2048 by default."),
+]
 ShowOutput = Annotated[
     bool, typer.Option("--show-output", help="Show what the file prints, on standard error.")
 ]

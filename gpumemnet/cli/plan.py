@@ -19,14 +19,14 @@ from gpumemnet.cli.options import (
     BestEffort,
     Cudnn,
     Deadline,
-    Factory,
     FactoryArguments,
     Inputs,
     Optimizer,
     Precision,
+    SequenceLength,
     Settings,
-    TraceContextMib,
     TraceGpu,
+    TrainingMethod,
     check_plot,
     device_profile,
     named_values,
@@ -37,9 +37,10 @@ from gpumemnet.cli.options import (
 from gpumemnet.cli.output import check_writable, print_columns, print_facts, shown_steps, write_text
 from gpumemnet.cli.trace import COLOURS, Loss, amount_cells, amount_text, verdict_text
 from gpumemnet.cudnn.session import OFF
+from gpumemnet.errors import InvalidRequestError
 from gpumemnet.extract.extraction import DEFAULT_GPU
 from gpumemnet.gpu import YES
-from gpumemnet.planner.api import plan_file, within_budget
+from gpumemnet.planner.api import plan_file, plan_named, within_budget
 from gpumemnet.planner.plans import (
     DECISION_TEXTS,
     DEFAULT_PLANNER,
@@ -71,7 +72,17 @@ NO_PLAN_CODE: Final = 1
 
 
 def plan(
-    source: Factory,
+    context: typer.Context,
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL|FILE.py:FACTORY",
+            help="A hub id such as Qwen/Qwen3-8B, as for fit; or a function that returns a "
+            "torch.nn.Module, (model, inputs) or (model, inputs, loss).",
+        ),
+    ],
+    method: TrainingMethod = None,
+    sequence_length: SequenceLength = None,
     batch_size: BatchSize = None,
     inputs: Inputs = None,
     argument: FactoryArguments = None,
@@ -81,7 +92,6 @@ def plan(
     loss: Loss = LOSSES[0],
     settings: Settings = None,
     gpu: TraceGpu = DEFAULT_GPU,
-    context_mib: TraceContextMib = None,
     allocator_conf: AllocatorConf = "",
     cudnn: Cudnn = OFF,
     budget: Annotated[
@@ -96,13 +106,6 @@ def plan(
         _plan_option(
             metavar="AMOUNT",
             help="Pinned host memory that swapped tensors may use; 64GiB by default.",
-        ),
-    ] = None,
-    machine: Annotated[
-        str | None,
-        _plan_option(
-            metavar="NAME|FILE.json",
-            help="GPU whose rates give the times, where --gpu has none.",
         ),
     ] = None,
     planner: Annotated[
@@ -139,18 +142,33 @@ def plan(
     check_plot(plot)
     if out is not None:
         check_writable(out, "out")
-    chosen = training_settings(settings or (), ("zero_grad", "keeps_names"))
-    options = TraceOptions(
-        optimizer=optimizer,
-        precision=precision,
-        loss=loss,
-        best_effort=best_effort,
-        **chosen,
-    )
+    is_named = Path(source.partition(":")[0]).suffix != ".py"
+    given = {
+        "method": method,
+        "sequence_length": sequence_length,
+        "batch_size": batch_size,
+        "optimizer": optimizer,
+        "precision": precision,
+    }
+    sources = {name: context.get_parameter_source(name) for name in given}
+    stated = {name: given[name] for name, at in sources.items() if at and at.name != "DEFAULT"}
+    if is_named:
+        options, stated = TraceOptions(), stated | named_values(settings or (), "set")
+    elif method or sequence_length:
+        raise InvalidRequestError("is for a model by its name", "method")
+    else:
+        chosen = training_settings(settings or (), ("zero_grad", "keeps_names"))
+        options = TraceOptions(
+            optimizer=optimizer,
+            precision=precision,
+            loss=loss,
+            best_effort=best_effort,
+            **chosen,
+        )
     extras = ExtraResults(curve=plot is not None)
     request = checked_request(
         options,
-        device_profile(gpu, context_mib),
+        device_profile(gpu, None),
         parse_settings(allocator_conf),
         extras,
         batch_size,
@@ -159,20 +177,24 @@ def plan(
     plan_request = PlanRequest(
         trace=within_budget(request, None if budget is None else parse_memory(budget, "budget")),
         planner=planner,
-        machine=machine,
         host_bytes=None if host_memory is None else parse_memory(host_memory, "host_memory"),
         with_alternatives=not no_alternatives,
     )
     with shown_steps(source) as progress:
-        answer = plan_file(
-            source,
-            plan_request,
-            inputs=inputs or (),
-            arguments=named_values(argument or (), "arg"),
-            batch_size=batch_size,
-            deadline_seconds=deadline,
-            progress=progress,
-        )
+        if is_named:
+            answer = plan_named(
+                source, plan_request, deadline_seconds=deadline, progress=progress, **stated
+            )
+        else:
+            answer = plan_file(
+                source,
+                plan_request,
+                inputs=inputs or (),
+                arguments=named_values(argument or (), "arg"),
+                batch_size=batch_size,
+                deadline_seconds=deadline,
+                progress=progress,
+            )
     if plot is not None:
         from gpumemnet.planner.plot import plot as draw
 
@@ -184,7 +206,12 @@ def plan(
     if as_json:
         typer.echo(json.dumps(plan_answer_to_dict(answer)))
     else:
-        show_plan(answer, (optimizer, precision), Console())
+        training = [
+            f"{name.replace('_', ' ')} {value}"
+            for name, value in stated.items()
+            if name != "batch_size"
+        ]
+        show_plan(answer, training if is_named else (optimizer, precision), Console())
     if answer.outcome == NO_PLAN:
         raise typer.Exit(NO_PLAN_CODE)
 

@@ -23,6 +23,7 @@ from gpumemnet.sandbox.process import Progress, ask
 from gpumemnet.tracing.api import (
     DEADLINE_SECONDS,
     TraceOptions,
+    TraceRequest,
     checked_request,
     checked_torch,
     request_from_dict,
@@ -91,14 +92,43 @@ def exact_peak(
         ExtractError: the libraries cannot build the model, or it cannot be traced.
         MissingExtraError: names the package to install.
     """
+    found = ask(
+        _in_child,
+        model.name,
+        stated_job(model, method, checked_request(trace_options(method), gpu)),
+        purpose=PURPOSE,
+        deadline_seconds=DEADLINE_SECONDS,
+        progress=progress,
+    )
+    return ExactPeak(**{**found, "notes": tuple(found["notes"])})
+
+
+def stated_job(model: NamedModel, method: Method, request: TraceRequest) -> dict[str, Any]:
+    """A job for a child process: what builds the model, and the request of its trace.
+
+    Raises:
+        ExtractError: the job cannot be traced.
+        MissingExtraError: names the package to install.
+    """
     reason = _obstacle(model, method)
     if reason:
         raise ExtractError(reason)
     for package in _packages(model, method):
         if find_spec(package) is None:
             raise MissingExtraError(package, "fit", PURPOSE)
+    return {
+        "name": model.name,
+        "config": dict(model.config),
+        "parameters": model.parameters,
+        "method": asdict(method),
+        "trace": asdict(request),
+    }
+
+
+def trace_options(method: Method) -> TraceOptions:
+    """How a trace trains with a method; the optimizer may be the library's own."""
     autocast = "amp_fp16" if method.precision == "amp_fp16" else "amp_bf16"
-    options = TraceOptions(
+    return TraceOptions(
         optimizer=method.optimizer if method.optimizer in OPTIMIZERS else "sgd",
         optimizer_implementation=_implementation(method),
         precision=autocast if method.is_autocast else "fp32",
@@ -108,22 +138,6 @@ def exact_peak(
         ranks=method.gpus,
         keeps_names=False,  # the steps of Trainer and of litgpt are functions
     )
-    request = {
-        "name": model.name,
-        "config": dict(model.config),
-        "parameters": model.parameters,
-        "method": asdict(method),
-        "trace": asdict(checked_request(options, gpu)),
-    }
-    found = ask(
-        _in_child,
-        model.name,
-        request,
-        purpose=PURPOSE,
-        deadline_seconds=DEADLINE_SECONDS,
-        progress=progress,
-    )
-    return ExactPeak(**{**found, "notes": tuple(found["notes"])})
 
 
 def library_of(name: str, config: Mapping[str, Any], method: Method) -> str:

@@ -658,17 +658,28 @@ def _changes(asked: _Asked, method: Method) -> Iterator[Change]:
         together = (replace(method, **each) for each in list(accumulate(steps, or_))[1:])
         found = [changed for changed in together if asked.is_safe(changed)][:1]
     for changed in found[:_SHOWN_CHANGES]:
-        before, after = asdict(method), asdict(changed)
-        values = {name: after[name] for name in _OPTIONS if after[name] != before[name]}
-        texts = [_CHANGES.get(value) or _CHANGES.get(name) for name, value in values.items()]
-        named = {**after, "gpu": asked.profile and asked.profile.aliases[0].replace(" ", "-")}
         expected = asked.expected(changed)
-        yield Change(
-            " + ".join(filter(None, texts)).format(**after),
-            " ".join(_OPTIONS[name] for name in values).format(**named),
-            expected,
-            asked.safe(changed, expected),
-        )
+        yield Change(*_words(asked, method, changed), expected, asked.safe(changed, expected))
+
+
+def _words(asked: _Asked, method: Method, changed: Method) -> tuple[str, str]:
+    """What to do, and the command's options that do it."""
+    before, after = asdict(method), asdict(changed)
+    values = {name: after[name] for name in _OPTIONS if after[name] != before[name]}
+    texts = [_CHANGES.get(value) or _CHANGES.get(name) for name, value in values.items()]
+    named = {**after, "gpu": asked.profile and asked.profile.aliases[0].replace(" ", "-")}
+    options = " ".join(_OPTIONS[name] for name in values).format(**named)
+    return " + ".join(filter(None, texts)).format(**after), options
+
+
+def changed_methods(
+    model: NamedModel, method: Method, profile: DeviceProfile
+) -> Iterator[tuple[str, Method]]:
+    """Single changes of a method in words, in the order of their costs, and the changed method."""
+    asked = _Asked(model, profile)
+    for each in _steps(asked, method):
+        changed = replace(method, **each)
+        yield _words(asked, method, changed)[0], changed
 
 
 def _steps(asked: _Asked, method: Method) -> Iterator[dict[str, Any]]:

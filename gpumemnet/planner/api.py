@@ -8,18 +8,22 @@ first call does.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.cudnn.session import OFF
-from gpumemnet.errors import InvalidRequestError
+from gpumemnet.errors import ExtractError, InvalidRequestError, MissingExtraError
 from gpumemnet.extract.extraction import DEFAULT_GPU
 from gpumemnet.extract.factory import build, factory_request, source_code
-from gpumemnet.gpu import asked_profile, available_mib, with_available
-from gpumemnet.planner.costs import machine_of
+from gpumemnet.gpu import asked_profile, available_mib, verdict, with_available
+from gpumemnet.named.catalogue import NamedModel, find_model
+from gpumemnet.named.exact import exact_peak, stated_job, trace_options
+from gpumemnet.named.fit import changed_methods, fit
+from gpumemnet.named.methods import Method
 from gpumemnet.planner.plans import (
     DEFAULT_PLANNER,
+    Alternative,
     PlanAnswer,
     PlanRequest,
     plan_answer_from_dict,
@@ -35,7 +39,7 @@ from gpumemnet.tracing.api import (
     checked_torch,
     request_from_dict,
 )
-from gpumemnet.units import MIB
+from gpumemnet.units import MIB, ceil_mib
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +82,6 @@ def plan(
     budget_bytes: int | None = None,
     gpu: str | DeviceProfile = DEFAULT_GPU,
     planner: str = DEFAULT_PLANNER,
-    machine: str | None = None,
     host_bytes: int | None = None,
     with_alternatives: bool = True,
     with_curves: bool = False,
@@ -100,8 +103,6 @@ def plan(
             :func:`gpumemnet.trace`.
         budget_bytes: memory that the process may use; all that is available on the GPU by default.
         planner: the search, one of :data:`~gpumemnet.planner.plans.PLANNERS`.
-        machine: GPU of the catalogue, or path of a device profile, whose rates give the times;
-            those of ``gpu`` by default.
         host_bytes: pinned host memory that swapped tensors may use; what the machine has by
             default.
         with_alternatives: whether to trace other settings of the job too, if it does not fit.
@@ -112,8 +113,8 @@ def plan(
 
     Raises:
         ExtractError: names the operator or the line of code that cannot be traced.
-        InvalidJobError, InvalidRequestError: an option has no such value, options exclude each
-            other, or the GPU has no rates.
+        InvalidJobError, InvalidRequestError: an option has no such value, or options exclude
+            each other.
         MissingExtraError: torch is not installed.
         UnsupportedTorchError: the installed PyTorch lacks what a trace needs.
 
@@ -133,7 +134,6 @@ def plan(
             budget_bytes,
         ),
         planner=planner,
-        machine=machine,
         host_bytes=host_bytes,
         with_alternatives=with_alternatives,
     )
@@ -169,11 +169,10 @@ def plan_file(
 
     Raises:
         ExtractError: names the operator or the line of code that cannot be traced.
-        InvalidJobError, InvalidRequestError: an input has another form, options exclude each other,
-            or the GPU has no rates.
+        InvalidJobError, InvalidRequestError: an input has another form, or options exclude each
+            other.
         MissingExtraError: torch is not installed.
     """
-    machine_of(request)  # one without rates is refused before the child starts
     document = {
         **factory_request(source, inputs, arguments, batch_size),
         "request": asdict(request),
@@ -188,6 +187,118 @@ def plan_file(
         progress=progress,
     )
     return plan_answer_from_dict(answer)
+
+
+def plan_named(
+    name: str,
+    request: PlanRequest,
+    *,
+    deadline_seconds: float = DEADLINE_SECONDS,
+    progress: Progress | None = None,
+    **method: Any,
+) -> PlanAnswer:
+    """Plan how the fine-tuning of a named model fits the memory that is available.
+
+    Args:
+        name: a hub id, a local folder, or the path of a ``config.json``.
+        request: the GPU, and how to plan; the method says how the model is trained.
+        deadline_seconds, progress: as in :func:`plan_file`.
+        **method: fields of :class:`~gpumemnet.named.methods.Method`; nothing is checkpointed by
+            default, because the plan says what is recomputed.
+
+    Raises:
+        ExtractError, InvalidRequestError, MissingExtraError: as :func:`gpumemnet.named.fit.fit` and
+            :func:`plan_file`.
+    """
+    model, gpu = find_model(name), request.trace.gpu
+    how = fit(model, gpu=gpu, **{"checkpointing": False, **method}).method
+    job = stated_job(model, how, replace(request.trace, options=trace_options(how)))
+    answer = plan_answer_from_dict(
+        ask(
+            _plan_named,
+            model.name,
+            {**job, "request": asdict(replace(request, with_alternatives=False))},
+            purpose="planning the fine-tuning of a model",
+            deadline_seconds=deadline_seconds,
+            progress=progress,
+        )
+    )
+    if answer.before.fits or not request.with_alternatives:
+        return answer
+    return replace(answer, alternatives=tuple(_changed_jobs(model, how, gpu, progress)))
+
+
+_HOW: Final = {
+    "kernels": "TrainingArguments(use_liger_kernel=True)",
+    "checkpointing": 'TrainingArguments(gradient_checkpointing=True, gradient_checkpointing_kwargs={{"use_reentrant": False}})',
+    "optimizer": 'TrainingArguments(optim="{optimizer}")',
+    "batch_size": "TrainingArguments(per_device_train_batch_size={batch_size})",
+    "gradient_accumulation": "gradient_accumulation_steps={gradient_accumulation}",
+    "method": 'fine-tune by {method}: peft.LoraConfig(r={lora_rank}, target_modules="{lora_target}")',
+    "sequence_length": "SFTConfig(max_length={sequence_length})",
+    "frozen_bytes": "from_pretrained(…, dtype=torch.bfloat16)",
+    "gpus": "accelerate launch --use_fsdp --fsdp_version 2 --num_processes {gpus}",
+}
+"""Field of a method → what to write for Hugging Face's trainers."""
+
+
+def _changed_jobs(
+    model: NamedModel, method: Method, gpu: DeviceProfile, progress: Progress | None
+) -> Iterator[Alternative]:
+    """Trace each change of the method that can be traced."""
+    before = asdict(method)
+    for text, changed in changed_methods(model, method, gpu):
+        try:
+            peak = exact_peak(model, changed, gpu, progress)
+        except (ExtractError, MissingExtraError) as error:
+            _LOG.info("%s: cannot be traced: %s", text, error)
+            continue
+        change, _, cost = text.partition(" (")
+        after = asdict(changed)
+        names = [name for name in _HOW if after[name] != before[name]]
+        yield Alternative(
+            name="_".join((names[0], str(after[names[0]]))),
+            change=change,
+            expected_bytes=peak.expected_bytes,
+            safe_bytes=peak.safe_bytes,
+            verdict=verdict(
+                ceil_mib(peak.expected_bytes), ceil_mib(peak.safe_bytes), available_mib(gpu)
+            ),
+            effect=f"{cost.rstrip(')')}, as published" if cost else "other results",
+            how=", ".join(_HOW[name] for name in names).format(**after),
+        )
+
+
+def _plan_named(document: dict[str, Any]) -> dict[str, Any]:
+    request, method = plan_request_from_dict(document["request"]), Method(**document["method"])
+    _LOG.info("importing torch and the model's library")
+    notes = checked_torch()
+    from gpumemnet.extract.module_calls import as_model_inputs
+    from gpumemnet.named.real_model import built
+    from gpumemnet.named.real_quantised import patches
+    from gpumemnet.planner.plan_choice import plan_request
+
+    real = built(document["name"], document["config"], document["parameters"], method)
+    trace = request_from_dict(document["trace"])
+    options = replace(trace.options, own_optimizer=real.optimizer)
+    with patches(real.module, method):
+        answer = plan_request(
+            real.module,
+            as_model_inputs(real.inputs, method.batch_size),
+            replace(request, trace=replace(trace, options=options)),
+            (*notes, *real.notes),
+        )
+    found = plan_answer_to_dict(
+        replace(answer, before=replace(answer.before, model=document["name"]))
+    )
+    plan = found["plan"]
+    if plan is not None:  # the model is inside of its loss
+        plan["peak_module"] = plan["peak_module"].removeprefix("model.")
+        plan["units"] = [unit.removeprefix("model.") for unit in plan["units"]]
+        plan["decisions"] = {
+            unit.removeprefix("model."): each for unit, each in plan["decisions"].items()
+        }
+    return found
 
 
 def _plan(document: dict[str, Any]) -> dict[str, Any]:

@@ -16,21 +16,20 @@ user.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.allocator import AllocatorSettings
-from gpumemnet.errors import InvalidRequestError
+from gpumemnet.extract.extraction import DEFAULT_GPU
 from gpumemnet.gpu import DeviceProfile, find_profile
 from gpumemnet.planner.plans import (
     COPIES_BEHIND,
     FETCHED_AHEAD,
     MIN_SWAPPED_BYTES,
     Decision,
-    PlanRequest,
 )
 from gpumemnet.tracing.timeline import Timeline
 from gpumemnet.units import GIB
@@ -241,7 +240,8 @@ class Machine:
 
 
 def find_machine(gpu: DeviceProfile | str, host_memory_bytes: int | None = None) -> Machine:
-    """Return the machine with the rates of a GPU.
+    """Return the machine with the rates of a GPU; those of another GPU, which ``source`` names, if it
+    states none.
 
     Args:
         gpu: its profile, its name in the catalogue, or the path of a profile's file.
@@ -249,17 +249,14 @@ def find_machine(gpu: DeviceProfile | str, host_memory_bytes: int | None = None)
             default.
 
     Raises:
-        InvalidRequestError: there is no such GPU, or its profile has no rates.
+        InvalidRequestError: there is no such GPU.
     """
     profile = find_profile(gpu) if isinstance(gpu, str) else gpu
     fp32, fp16 = profile.fp32_tflops, profile.fp16_tflops
     memory, link = profile.memory_gb_per_second, profile.host_link_gb_per_second
     if fp32 is None or fp16 is None or memory is None or link is None:
-        raise InvalidRequestError(
-            f"the catalogue has no rates for {profile.name}; with --machine name a similar GPU, or "
-            "a device profile with rates",
-            "gpu",
-        )
+        known = find_machine(DEFAULT_GPU, host_memory_bytes)
+        return replace(known, source=f"{known.source}, as {profile.name} states none")
     flops = {"fp32": fp32, "fp16": fp16, "tf32": profile.tf32_tflops or fp32}
     if profile.compute_capability >= (8, 0):
         flops["bf16"] = fp16
@@ -271,12 +268,3 @@ def find_machine(gpu: DeviceProfile | str, host_memory_bytes: int | None = None)
         host_memory_bytes=host_memory_bytes or HOST_MEMORY_BYTES,
         source=f"modelled at {EFFICIENCY:.0%} of the peak rates of {profile.name}",
     )
-
-
-def machine_of(request: PlanRequest) -> Machine:
-    """Return the machine whose rates give the times of a request.
-
-    Raises:
-        InvalidRequestError: as :func:`find_machine`.
-    """
-    return find_machine(request.machine or request.trace.gpu, request.host_bytes)

@@ -25,7 +25,7 @@ from gpumemnet.errors import BudgetError, InvalidRequestError, PlanError
 from gpumemnet.extract.module_calls import ModelInputs
 from gpumemnet.planner.alternatives import alternatives
 from gpumemnet.planner.chain import KEEP, OPTIONS, Chain, chain_of
-from gpumemnet.planner.costs import Machine, StepCosts, machine_of
+from gpumemnet.planner.costs import Machine, StepCosts, find_machine
 from gpumemnet.planner.executor import applied
 from gpumemnet.planner.planned_step import (
     Simulation,
@@ -300,7 +300,7 @@ def plan_request(
     Raises:
         ExtractError, InvalidRequestError, PlanError: as :func:`gpumemnet.plan`.
     """
-    machine = machine_of(request)
+    machine = find_machine(request.trace.gpu, request.host_bytes)
     before = ModelTracer(model, inputs, request.trace, torch_notes).answer()
     if before.fits:
         return PlanAnswer(before=before)

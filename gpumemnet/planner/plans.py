@@ -170,8 +170,6 @@ class PlanRequest:
         trace: how the model is trained, and the GPU; the memory that is available on it is the
             budget.
         planner: name of the search.
-        machine: GPU of the catalogue, or path of a device profile, whose rates give the times;
-            ``None`` for those of the GPU.
         host_bytes: pinned host memory that may be used; ``None`` for what the machine has.
         with_alternatives: whether to trace other settings of the job too.
 
@@ -182,7 +180,6 @@ class PlanRequest:
 
     trace: TraceRequest
     planner: str = DEFAULT_PLANNER
-    machine: str | None = None
     host_bytes: int | None = None
     with_alternatives: bool = True
 

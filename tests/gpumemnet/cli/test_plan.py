@@ -2,6 +2,7 @@
 
 import io
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,23 @@ def test_where_no_plan_fits_the_reason_is_shown(capfd: pytest.CaptureFixture[str
     assert shown.err == ""
     assert "No plan fits: for safe bytes of 700 MiB, " in shown.out
     assert "instead of a plan" not in shown.out
+
+
+@pytest.mark.skipif(find_spec("peft") is None, reason="needs peft")
+def test_a_model_is_planned_by_its_name(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config = {
+        "model_type": "llama",
+        "hidden_size": 512,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 8,
+        "vocab_size": 2000,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
+    training = ["--method", "lora", "--sequence-length", "2048", "--batch-size", "4"]
+    options = ["--gpu", "RTX-4090", "--budget", "1800MiB", "--no-alternatives", "--json"]
+    assert main(["plan", str(tmp_path), *training, *options]) == 0
+    answer = plan_answer_from_dict(json.loads(capfd.readouterr().out))
+    assert answer.plan is not None
+    assert set(answer.plan.units) == {f"base_model.model.model.layers.{n}" for n in range(6)}
+    assert answer.plan.decisions

@@ -91,7 +91,10 @@ def test_what_does_not_fit_has_exit_code_3_and_names_the_next_command(
     assert "36 x Qwen3DecoderLayer" in shown
     command = next(line for line in shown.splitlines() if line.startswith(" gpumemnet fit "))
     assert main(command.split()[1:]) == 0
-    assert max(len(line) for line in shown.splitlines() if line != command) <= 80
+    others = [line for line in shown.splitlines() if not line.startswith(" gpumemnet ")]
+    assert max(map(len, others)) <= 80
+    plan = " gpumemnet plan Qwen/Qwen3-8B --gpu NVIDIA-GeForce-RTX-4090 --method qlora --sequence-length 4096"
+    assert plan in shown
 
 
 def test_several_gpus_share_weights_and_a_replica_does_not() -> None:

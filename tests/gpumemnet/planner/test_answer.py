@@ -12,19 +12,17 @@ import gpumemnet
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu import find_profile, with_available
 from gpumemnet.planner import applied, load_plan, plan_to_dict
-from gpumemnet.planner.api import plan_file
+from gpumemnet.planner.costs import find_machine
 from gpumemnet.planner.plans import (
     Alternative,
     Decision,
     PlanAnswer,
-    PlanRequest,
     plan_answer_from_dict,
     plan_answer_to_dict,
     units_by_decision,
 )
 from gpumemnet.planner.plot import plot
 from gpumemnet.tracing import ExtraResults, TraceAnswer
-from gpumemnet.tracing.api import TraceOptions, checked_request
 from gpumemnet.units import MIB
 from tests.gpumemnet.planner.examples import blocks
 from tests.gpumemnet.planner.plans import a_plan
@@ -129,15 +127,7 @@ def test_a_model_object_gets_a_plan() -> None:
         gpumemnet.plan(blocks.build(), torch.empty(64, 64, 256), planner="genetic")
 
 
-def test_a_gpu_without_rates_is_refused_before_anything_is_built_or_traced() -> None:
+def test_a_gpu_without_rates_has_those_of_another_which_the_plan_names() -> None:
     gpu = replace(find_profile("H100"), fp32_tflops=None)
-    wrong_inputs = torch.empty(2, 5)
-    with pytest.raises(InvalidRequestError, match="with --machine name a similar GPU"):
-        gpumemnet.plan(nn.Linear(4, 4), wrong_inputs, gpu=gpu)
-    request = PlanRequest(trace=checked_request(TraceOptions(), gpu))
-    with pytest.raises(InvalidRequestError, match="with --machine name a similar GPU"):
-        plan_file("no_such_file.py:build", request)
-    assert (
-        gpumemnet.plan(nn.Linear(4, 4), torch.empty(2, 4), gpu=gpu, machine="A100").outcome
-        == "fits"
-    )
+    assert "A100" in find_machine(gpu).source
+    assert "as NVIDIA H100 80GB HBM3 states none" in find_machine(gpu).source
