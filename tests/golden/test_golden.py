@@ -199,11 +199,6 @@ def post(http: httpx.Client, path: str, body: Any, status: int = 200, **headers:
     return response.text if "accept" in headers and status == 200 else response.json()
 
 
-@pytest.mark.parametrize("number", range(len(JOBS)), ids=list(JOBS))
-def test_python_one_by_one(answers: Answers, number: int) -> None:
-    check(answers[number], frozen(DEFAULT["answers"][number]), FROZEN)
-
-
 @pytest.mark.parametrize("asked", GOLDEN["questions"], ids=lambda asked: str(asked["question"]))
 def test_python_many_in_one_call(predictor: gpumemnet.Predictor, asked: dict[str, Any]) -> None:
     options = python_options(asked["question"])
@@ -215,18 +210,12 @@ def test_python_many_in_one_call(predictor: gpumemnet.Predictor, asked: dict[str
         check(read(PYTHON, estimate), alone, SAME_RUN, rounds(asked["question"]))
 
 
-def test_http_one_by_one(http: httpx.Client, answers: Answers) -> None:
-    for job, answer in zip(JOBS.values(), answers, strict=True):
-        check(read(HTTP, post(http, "/v1/predict", {"job": job})), answer, SAME_RUN)
-
-
-def test_http_32_at_once(http: httpx.Client, answers: Answers) -> None:
-    with ThreadPoolExecutor(32) as threads:
-        found = list(
-            threads.map(lambda job: post(http, "/v1/predict", {"job": job}), JOBS.values())
-        )
-    for one, answer in zip(found, answers, strict=True):
-        check(read(HTTP, one), answer, SAME_RUN)
+@pytest.mark.parametrize("at_once", [1, 32])
+def test_http(http: httpx.Client, answers: Answers, at_once: int) -> None:
+    with ThreadPoolExecutor(at_once) as threads:
+        found = threads.map(lambda job: post(http, "/v1/predict", {"job": job}), JOBS.values())
+        for one, answer in zip(found, answers, strict=True):
+            check(read(HTTP, one), answer, SAME_RUN)
 
 
 def test_http_batch(http: httpx.Client, answers: Answers) -> None:

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.message import Message
 from typing import cast
@@ -74,14 +74,7 @@ def job(predictor: Predictor) -> TrainingJob:
 def unsupported(predictor: Predictor, job: TrainingJob) -> TrainingJob:
     """A job of a family that no loaded model answers for."""
     missing = set(FAMILIES).difference(families_of(predictor))
-    return TrainingJob(
-        family=missing.pop(),
-        batch_size=1,
-        input_elements=1,
-        optimizer="adam",
-        precision="fp32",
-        layers=job.layers,
-    )
+    return replace(job, family=missing.pop())
 
 
 @pytest.fixture
@@ -148,15 +141,7 @@ def test_the_inverse_questions(client: Client, predictor: Predictor, job: Traini
 def test_a_job_of_which_nothing_is_known_has_no_safe_bytes(
     client: Client, predictor: Predictor, job: TrainingJob
 ) -> None:
-    huge = TrainingJob(
-        family=job.family,
-        batch_size=64,
-        gradient_accumulation=64,
-        input_elements=256,
-        optimizer="adam",
-        precision="fp32",
-        layers=job.layers,
-    )
+    huge = replace(job, gradient_accumulation=64)
     estimate = client.predict(huge)
     assert estimate.safe_bytes is None
     assert_same(estimate, predictor.predict(huge))
@@ -210,11 +195,6 @@ def test_a_refusal_carries_the_problem(client: Client, unsupported: TrainingJob)
     assert raised.value.status == 422
     errors = cast("list[dict[str, str]]", raised.value.problem["errors"])
     assert errors[0]["field"] == "job.family"
-
-
-def test_a_coverage_that_nobody_calibrated_is_refused(client: Client, job: TrainingJob) -> None:
-    with pytest.raises(ServiceError, match="refused: coverage: must be"):
-        client.predict(job, coverage=0.01)
 
 
 def test_the_address_comes_from_the_environment(

@@ -7,17 +7,14 @@ import json
 from pathlib import Path
 
 import fsspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.csv
-import pyarrow.parquet as pq
 import pytest
 
 from gpumemnet.batch.part_predictions import BatchOptions
 from gpumemnet.batch.run import predict_files
 from gpumemnet.cli import main
 from gpumemnet.errors import DatasetError, InvalidRequestError
-from gpumemnet.job.arrow_codec import read_arrow_jobs
 from gpumemnet.job.job_files import VERSION_KEY
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.predict.predictor import Predictor
@@ -72,68 +69,6 @@ def test_a_file_is_answered_as_the_predictor_answers(tmp_path: Path) -> None:
             "model_sha256": hashes[estimate.estimator],
         }
     assert {path.name for path in tmp_path.iterdir()} == {"jobs.parquet", "out.parquet"}
-
-
-def test_all_formats_in_and_out_say_the_same(tmp_path: Path) -> None:
-    table = totals(5000)
-    write(tmp_path / "jobs.parquet", table, row_group_size=1700)
-    pa.csv.write_csv(table, tmp_path / "jobs.csv")
-    documents = [
-        {name: value for name, value in row.items() if value is not None}
-        for row in table.to_pylist()
-    ]
-    write_lines(tmp_path / "jobs.jsonl", documents)
-    tables = []
-    for form in ("parquet", "csv", "jsonl"):
-        predict_files(
-            [str(tmp_path / f"jobs.{form}")], str(tmp_path / f"{form}.parquet"), BatchOptions()
-        )
-        tables.append(pq.read_table(tmp_path / f"{form}.parquet").drop_columns("input"))
-    assert tables[0].equals(tables[1])
-    assert tables[0].equals(tables[2])
-    assert tables[0].column("job_id").to_pylist() == table.column("job_id").to_pylist()
-    for form in ("csv", "jsonl"):
-        predict_files(
-            [str(tmp_path / "jobs.parquet")], str(tmp_path / f"out.{form}"), BatchOptions()
-        )
-    rows = answers(tmp_path / "parquet.parquet")
-    assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == rows
-    read = pa.csv.read_csv(
-        tmp_path / "out.csv", convert_options=pa.csv.ConvertOptions(strings_can_be_null=True)
-    ).to_pylist()
-    assert read == rows
-
-
-def test_chunks_are_answered_as_the_predictor_answers_a_batch(tmp_path: Path) -> None:
-    table = totals(9000)
-    write(tmp_path / "jobs.parquet", table, row_group_size=1000)
-    predict_files(
-        [str(tmp_path / "jobs.parquet")], str(tmp_path / "out.parquet"), BatchOptions(coverage=0.9)
-    )
-    found = pq.read_table(tmp_path / "out.parquet")
-    for start in range(0, 9000, 4096):
-        batch = read_arrow_jobs(table.slice(start, 4096).combine_chunks().to_batches()[0]).table
-        expected = np.ceil(PREDICTOR.predict_table(batch, coverage=0.9).expected_bytes / 2**20)
-        np.testing.assert_array_equal(
-            found.column("request_mib").slice(start, 4096).to_numpy(), expected
-        )
-
-
-def test_layers_come_in_every_format(tmp_path: Path) -> None:
-    write_jobs(tmp_path / "jobs.parquet", JOBS)
-    documents = [job_to_dict(job) for job in JOBS]
-    write_lines(tmp_path / "jobs.ndjson", documents)
-    flat = [
-        {**document, "layers": json.dumps(document["layers"]), "channels_last": "False"}
-        for document in documents
-    ]
-    pa.csv.write_csv(pa.Table.from_pylist(flat), tmp_path / "jobs.csv")
-    found = []
-    for form in ("parquet", "ndjson", "csv"):
-        predict_files([str(tmp_path / f"jobs.{form}")], str(tmp_path / "out.jsonl"), BatchOptions())
-        lines = (tmp_path / "out.jsonl").read_text().splitlines()
-        found.append([{**json.loads(line), "input": ""} for line in lines])
-    assert found[0] == found[1] == found[2]
 
 
 def test_bad_rows_go_to_a_file_of_their_own(tmp_path: Path) -> None:

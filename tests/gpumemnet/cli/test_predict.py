@@ -72,17 +72,6 @@ def test_a_job_unlike_the_training_data_says_why(printed: Printed, tmp_path: Pat
     assert "none: the job is unlike the training data" in shown
 
 
-def test_gpu_and_encoder_are_chosen(printed: Printed, tmp_path: Path) -> None:
-    (tmp_path / "job.json").write_text(job_to_json(small_job()))
-    found = [
-        json.loads(printed("predict", tmp_path / "job.json", "--json", *options))
-        for options in ((), ("--gpu", "L4"), ("--encoder", "transformer"))
-    ]
-    a100 = "NVIDIA A100-SXM4-40GB"
-    assert [each["gpu"] for each in found] == [a100, "NVIDIA L4", a100]
-    assert found[0]["model"] == found[1]["model"] != found[2]["model"]
-
-
 def test_a_bad_line_is_numbered(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     good = json.dumps(job_to_dict(small_job()))
     (tmp_path / "jobs.jsonl").write_text(f"{good}\n{good}\n{good.replace('adam', 'adman')}\n")

@@ -295,18 +295,6 @@ def test_the_output_is_there_once() -> None:
     assert plain == pytest.approx(64 + 64 + 3 * 64)  # the second block's input; the same
 
 
-def test_autocast_casts_the_input_of_each_projection() -> None:
-    wide = 2**20
-    chain = (
-        *(Layer("linear", wide, 8) for _ in range(3)),
-        Layer("attention", wide),
-        Layer("linear", wide, 8),
-    )
-    job = small_job(batch_size=16, input_elements=wide, layers=chain, precision="amp_bf16")
-    # three casts of the input; queries, keys, values and the result of attention: 32 MiB each
-    assert by_size(job, "kept") / MIB == pytest.approx(7 * 32)
-
-
 def test_a_norm_that_is_written_out_keeps_its_input_in_fp32_and_what_it_weighs() -> None:
     wide = 2**20
     fused = (Layer("linear", wide, 8), Layer("rms_norm", wide, 8), Layer("linear", wide, 8))

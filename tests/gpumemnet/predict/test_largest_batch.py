@@ -25,7 +25,7 @@ from gpumemnet.predict.prediction import (
 )
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import MIB, ceil_mib
-from tests.jobs import jobs, small_job
+from tests.jobs import small_job
 from tests.registries import shipped
 
 
@@ -123,16 +123,6 @@ def test_more_memory_never_gives_a_smaller_batch(
             point.limit_mib is None or point.limit_mib >= point.request_mib for point in sizes.curve
         )
         assert (sizes.safe_batch or 0) <= (sizes.likely_batch or 0) <= max_batch
-
-
-@settings(max_examples=10)
-@given(job=jobs(), memories=amounts)
-def test_the_shipped_models_are_monotone_as_well(
-    predictor: Predictor, job: TrainingJob, memories: list[int]
-) -> None:
-    found = [batch_sizes(predictor, job, device(memory), max_batch=2000) for memory in memories]
-    assert never_falls([sizes.safe_batch or 0 for sizes in found])
-    assert never_falls([sizes.likely_batch or 0 for sizes in found])
 
 
 @pytest.mark.parametrize("name", ["A100/1g.5gb", "T4", "H100"])

@@ -86,8 +86,7 @@ def is_same(one: Prediction, other: Prediction) -> bool:
     )
 
 
-@pytest.mark.parametrize("encoder", [None])
-def test_a_job_has_the_same_answer_in_any_company(encoder: str | None) -> None:
+def test_a_job_has_the_same_answer_in_any_company() -> None:
     many = [
         change
         for row in SOME_ROWS
@@ -97,10 +96,8 @@ def test_a_job_has_the_same_answer_in_any_company(encoder: str | None) -> None:
     for size in (2, 3, 7, len(many)):
         for start in range(0, len(many), size):
             some = many[start : start + size]
-            for job, among_others in zip(
-                some, DEFAULT.predict_many(some, encoder=encoder), strict=True
-            ):
-                assert is_same(DEFAULT.predict(job, encoder=encoder), among_others)
+            for job, among_others in zip(some, DEFAULT.predict_many(some), strict=True):
+                assert is_same(DEFAULT.predict(job), among_others)
 
 
 @pytest.mark.parametrize(
@@ -222,34 +219,6 @@ def test_without_bundles_there_is_no_predictor() -> None:
 
 
 # Several models.
-
-
-@pytest.mark.parametrize("encoder", ["mlp", "transformer"])
-@pytest.mark.parametrize("family", ["mlp", "cnn", "transformer"])
-def test_every_encoder_answers_for_every_family(family: str, encoder: str) -> None:
-    layers = {
-        "mlp": mlp(1024).layers,
-        "cnn": (
-            Layer("conv2d", 802_816, 9_408),
-            Layer("relu", 802_816),
-            Layer("adaptive_avg_pool", 64),
-            Layer("linear", 10, 650),
-        ),
-        "transformer": (
-            Layer("embedding", 393_216, 38_597_376),
-            Layer("linear", 393_216, 590_592),
-            Layer("gelu", 393_216),
-        ),
-    }
-    job = small_job(
-        family=family,
-        layers=layers[family],
-        sequence_length=512 if family == "transformer" else None,
-    )
-    estimate = DEFAULT.predict(job, encoder=encoder)
-    assert estimate.expected_bytes > 300 * MIB
-    assert estimate.probabilities.sum() == pytest.approx(1)
-    assert estimate.estimator == encoder
 
 
 def test_an_encoder_that_is_not_there_is_refused() -> None:

@@ -298,19 +298,6 @@ def test_observations_as_import_sacct_writes_them(tmp_path: Path) -> None:
     assert model_of(made).fit.site.shift_bytes / MIB == pytest.approx(1429 - 600, abs=5)
 
 
-def test_a_peak_below_the_weights_is_a_wrong_unit(tmp_path: Path) -> None:
-    documents = [observation(row.job, int(row.label_bytes or 0)) for row in site_rows(50)]
-    documents += [
-        observation(small_job(layers=(), total_parameters=10**9, total_activations=10**6), 2**20)
-    ]
-    made = calibrate(read_site_rows([written(tmp_path / "seen.jsonl", documents)]), MLPS)
-    assert made.left_out == {
-        "took less than weights, gradients, optimizer state and a CUDA context": [
-            "seen.jsonl line 51"
-        ]
-    }
-
-
 def poisoned(factor: float, count: int = 60) -> list[Measurement]:
     """485 rows of a site, of which ``count`` took so many times as much."""
     rows = site_rows(485)

@@ -40,7 +40,6 @@ from tests.waiting import wait_until
 
 MakeStore = Callable[..., ObservationStore]
 
-GPU = "NVIDIA A100-SXM4-40GB"
 MIB = 2**20
 
 
@@ -245,18 +244,6 @@ def test_observations_go_before_the_predictions_that_wait(
     assert written < len(made)
     one.drain()
     assert rows(file, "SELECT count(*) FROM predictions") == [(len(made),)]
-
-
-def test_a_prediction_that_waits_to_be_written_is_found(
-    make_store: MakeStore, estimate: PredictionTable
-) -> None:
-    one = make_store()
-    made = [record(estimate, age_seconds=10.0) for _ in range(500)]
-    for each in made:
-        one.record(each)
-    found = asyncio.run(one.prediction(made[-1].prediction_ids[0]))
-    assert found is not None
-    assert (found["prediction_id"], found["observed_bytes"]) == (made[-1].prediction_ids[0], None)
 
 
 def test_a_full_disk_is_called_that(
