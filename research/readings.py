@@ -29,6 +29,7 @@ from gpumemnet.named.catalogue import find_model
 from gpumemnet.named.fit import COVERAGE, fit
 from gpumemnet.named.methods import METHODS
 from gpumemnet.named.trainer_files import adapter_fields
+from gpumemnet.physics.replicas import communicator_bytes
 from gpumemnet.predict.conformal import conformal_quantiles
 from research.batch_ladders import Ladder, comparison, ladder
 from research.estimators.fine_tuning import rules
@@ -135,7 +136,7 @@ def readings(
             if seconds is not None:  # so that those that are reached are a fair sample
                 Random(0).shuffle(rows)
             for row in rows:
-                if row["usable"] != "yes" or row["gpus"] != "1":
+                if row["usable"] != "yes" or not (row["gpus"] == "1" or (exact and _is_fsdp(row))):
                     continue
                 key = f"{row['row_id']} {exact} {code}"
                 if key not in answers:
@@ -182,18 +183,24 @@ def _reading(table: str, row: dict[str, str], depth: dict[str, Any]) -> Reading 
     if depth and answer.depth != "exact":
         return f"{row['row_id']}: {next(note for note in answer.notes if 'not traced' in note)}"
     quantity, read = row["reading_kind"], row["reading_bytes"]
-    if row.get("near_capacity") == "1":
+    if row.get("near_capacity") == "1" or row["gpus"] != "1":
         quantity, read = "torch_max_allocated", row["torch_max_allocated_bytes"]
     parts = dict(answer.parts)
     expected = answer.expected_bytes + _BENCHMARK_BYTES.get(table, 0)
     if quantity.startswith("torch_max"):
         expected -= parts["context_bytes"]
+        expected -= communicator_bytes((int(row["gpus"]),))
     if quantity == "torch_max_allocated":
         expected -= parts["fragmentation_bytes"]
     kind = "gptq" if answer.method.quantisation == "gptq" else "plain"
     config = find_model(answer.model).config
     others = rules(config, answer.parameters, answer.trained_parameters, answer.method)
     return Reading(table, row["row_id"], kind, float(read), expected, others)
+
+
+def _is_fsdp(row: dict[str, str]) -> bool:
+    """Whether the job ran on several GPUs, by FSDP1 alone."""
+    return row["row_id"].startswith("fms:") and "ep=" not in row["parallel"]
 
 
 def _obstacle(row: dict[str, str], *, is_exact: bool) -> str:
@@ -238,6 +245,8 @@ def _options(table: str, row: dict[str, str]) -> dict[str, Any]:
         "precision": "bf16",
         "kernels": "fused_loss" if "liger" in (row.get("kernels") or "") else "none",
     }
+    if row["gpus"] != "1":
+        values |= {"gpus": int(row["gpus"]), "parallel": "fsdp1"}
     if is_gptq:
         values["quantisation"] = "gptq"
     elif "nf4" in row["precision"] and "dq" not in row["precision"]:

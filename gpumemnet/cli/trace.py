@@ -357,6 +357,9 @@ def show_trace(answer: TraceAnswer, training: Sequence[str], console: Console) -
     _show_peak(answer, console)
     if answer.batches or answer.max_batch_size is not None:
         _show_batches(answer, console)
+    if answer.by_rank:
+        rows = [(f"{each.rank}", *amount_cells(each), each.phase) for each in answer.by_rank]
+        print_columns(console, "rank", ("expected MiB", "safe MiB", "peak in"), rows)
     if answer.gpus:
         _show_gpus(answer, console)
     for note in answer.notes:

@@ -7,6 +7,7 @@ This module loads no torch, so the command line uses it.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -229,3 +230,28 @@ def _number(text: str, option: str) -> int:
             f"{option} must be a number above 0, not {describe(text)}", _FIELD
         )
     return int(text)
+
+
+_HOST_GPUS: Final = "8"
+
+
+def local_ranks(ranks: int) -> int:
+    """Return how many of ``ranks`` are on one host: as its launcher says, or eight."""
+    return min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", _HOST_GPUS)))
+
+
+def torchrun_environment(ranks: int, rank: int = 0) -> dict[str, str]:
+    """Return the environment variables that ``torchrun`` sets for one of ``ranks``, which sees one
+    GPU if it is not the first."""
+    alone = {
+        "RANK": rank,
+        "LOCAL_RANK": 0,
+        "GROUP_RANK": 0,
+        "WORLD_SIZE": ranks,
+        "LOCAL_WORLD_SIZE": local_ranks(ranks),
+    }
+    return {
+        **{name: str(value) for name, value in alone.items()},
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "29500",
+    }

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ContextDecorator, contextmanager, suppress
+from functools import wraps
 from typing import Any, Final, Protocol, cast
 
 import torch
@@ -28,6 +29,7 @@ from torch import Tensor, nn
 
 from gpumemnet.errors import ExtractError
 from gpumemnet.extract.checkpointing import blocks
+from gpumemnet.extract.module_calls import map_tensors
 from gpumemnet.torch_private import training as names
 from gpumemnet.torch_private.names import (
     OWN_DICTS,
@@ -46,22 +48,29 @@ from gpumemnet.torch_private.training import (
     resolve_process_group,
 )
 
-_RANK = 0
 _BEGIN, _END = dist.init_process_group, dist.destroy_process_group
 """PyTorch's own functions: a traced script finds replacements."""
 
 
+FSDP1: Final = "torch.distributed.fsdp.fully_sharded_data_parallel"
 Exchanged = Callable[[str, int], None]
 """Called for each collective with the name of its process group and its number of ranks."""
+Sends = Callable[[Sequence[int]], None]
+"""Called with the ranks of a group in which one sends to another."""
+_POINT_TO_POINT: Final = frozenset({"send", "recv_"})
 
 
 @contextmanager
-def process_group(ranks: int, exchanged: Exchanged) -> Iterator[None]:
-    """Context in which this process is the first of ``ranks``.
+def process_group(
+    ranks: int, exchanged: Exchanged, rank: int = 0, sends: Sends = lambda ranks: None
+) -> Iterator[None]:
+    """Context in which this process is one of ``ranks``.
 
     Args:
         ranks: number of ranks.
         exchanged: called for each collective.
+        rank: of this process.
+        sends: called where ranks send tensors to each other.
 
     Raises:
         ExtractError: the process is part of a group already.
@@ -70,7 +79,7 @@ def process_group(ranks: int, exchanged: Exchanged) -> Iterator[None]:
         raise ExtractError(
             "this process is in a process group (torch.distributed.init_process_group); trace in another process"
         )
-    _BEGIN("fake", rank=_RANK, world_size=ranks, store=fake_store())
+    _BEGIN("fake", rank=rank, world_size=ranks, store=fake_store())
     try:
         replacements = [
             (name, _OBJECTS[collective])
@@ -78,7 +87,7 @@ def process_group(ranks: int, exchanged: Exchanged) -> Iterator[None]:
             for name in names
         ]
         groups = [(name, _simulated(name.value())) for name in NEW_GROUP]
-        with replaced([*replacements, *groups]), _Collectives(exchanged):
+        with replaced([*replacements, *groups]), _Collectives(exchanged, sends):
             yield
     finally:
         _END()
@@ -135,9 +144,9 @@ class _Collectives(DispatchMode):
     """Answers collectives at once, and lets sharded tensors decompose their operators before other
     modes see them."""
 
-    def __init__(self, exchanged: Exchanged) -> None:
+    def __init__(self, exchanged: Exchanged, sends: Sends) -> None:
         super().__init__()
-        self._exchanged = exchanged
+        self._exchanged, self._sends = exchanged, sends
 
     def __torch_dispatch__(
         self,
@@ -150,6 +159,8 @@ class _Collectives(DispatchMode):
             group = _group_of(args)
             if group is not None:
                 self._exchanged(group.group_name, group.size())
+                if func.__name__.partition(".")[0] in _POINT_TO_POINT:
+                    self._sends(dist.get_process_group_ranks(group))
             if func.namespace == "c10d":
                 return _finished(func, args)
         if any(is_sharded(each) for each in types):
@@ -177,6 +188,58 @@ def _finished(func: Any, args: tuple[Any, ...]) -> Any:
     future.set_result(written if isinstance(written, list) else [written])
     work = finished_work(future)
     return work if len(schema(func).returns) == 1 else (written, work)
+
+
+def data_parallel_forward(note: Callable[[str], None]) -> Callable[..., Any]:
+    """Return what replaces ``DataParallel.forward``: it runs the first GPU's share, and gathers an
+    output of the whole batch.  What is left out is the sum of the other GPUs' gradients, which passes
+    through it in buckets.
+
+    Args:
+        note: called with a note, if there are several GPUs.
+    """
+
+    def forward(parallel: nn.DataParallel[Any], *inputs: Any, **kwargs: Any) -> Any:
+        ranks, dimension = len(parallel.device_ids) or 1, parallel.dim
+        if ranks == 1:
+            return parallel.module(*inputs, **kwargs)
+        note(
+            f"DataParallel: the first of {ranks} GPUs; the sum of the gradients may take as much as they do for a moment"
+        )
+
+        def first_share(tensor: Tensor) -> Tensor:
+            return tensor.chunk(ranks, dimension)[0] if tensor.ndim > dimension else tensor
+
+        def gathered(tensor: Tensor) -> Tensor:
+            gather: Any = Gathered.apply
+            whole: Tensor = gather(
+                tensor if tensor.ndim else tensor[None], ranks, dimension if tensor.ndim else 0
+            )
+            return whole
+
+        return map_tensors(
+            parallel.module(*map_tensors(inputs, first_share), **map_tensors(kwargs, first_share)),
+            gathered,
+        )
+
+    return forward
+
+
+class Gathered(torch.autograd.Function):
+    """The outputs of all GPUs in one tensor; its gradient is the first GPU's share."""
+
+    @staticmethod
+    def forward(ctx: Any, share: Tensor, ranks: int, dimension: int) -> Tensor:
+        """Allocate the gathered tensor beside the share."""
+        ctx.dimension, ctx.length = dimension, share.shape[dimension]
+        shape = list(share.shape)
+        shape[dimension] *= ranks
+        return share.new_empty(shape)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        """Return the share's gradient."""
+        return gradients[0].narrow(ctx.dimension, 0, ctx.length), None, None
 
 
 class Recorder(Protocol):
@@ -325,6 +388,32 @@ def _offloading(shard: Callable[..., None]) -> Callable[..., None]:
             parameter.sharded_param._local_tensor = data.as_strided(local.shape, local.stride())
 
     return sharded
+
+
+def noting_unlimited_gathers(note: Callable[[str], None]) -> Callable[[Any], None]:
+    """Return what prepares the module of ``FullyShardedDataParallel``: it calls ``note`` where gathers
+    are not limited.
+
+    A gathered unit is recorded on the stream that computes with it, so that its block is free once
+    the GPU is done (``record_stream``).  The rate limiter lets the host wait for that; without it the
+    host runs ahead, as far as the GPU is slow.
+    """
+
+    def prepare(module: Any) -> None:
+        init = module.FullyShardedDataParallel.__init__
+
+        @wraps(init)
+        def made(self: object, *args: Any, **kwargs: Any) -> None:
+            if not kwargs.get("limit_all_gathers", True):
+                note(
+                    "limit_all_gathers=False: blocks of gathered units are free once the GPU is done with them, "
+                    "and the host runs ahead: up to all parameters, gathered, can be reserved more"
+                )
+            init(self, *args, **kwargs)
+
+        module.FullyShardedDataParallel.__init__ = made
+
+    return prepare
 
 
 @contextmanager

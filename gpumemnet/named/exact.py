@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.errors import ExtractError, MissingExtraError
@@ -36,14 +37,13 @@ if TYPE_CHECKING:
 
 PURPOSE: Final = "the exact depth of fit"
 _LOG: Final = logging.getLogger("gpumemnet.named.exact")
-_PARALLEL: Final = {"ddp": "ddp", "fsdp2": "fsdp"}
-"""DeepSpeed keeps master copies and buckets, which no trace of PyTorch's own sharding has."""
 _PARTS: Final = {
     "parameter": "base_weights_bytes",
     "buffer": "base_weights_bytes",
     "gradient": "gradients_bytes",
     "optimizer_state": "optimizer_bytes",
     "workspace": "workspace_bytes",
+    "communication": "workspace_bytes",
 }
 """Memory class of a trace → part of an answer."""
 
@@ -134,8 +134,6 @@ def trace_options(method: Method) -> TraceOptions:
         precision=autocast if method.is_autocast else "fp32",
         gradient_accumulation=min(method.gradient_accumulation, 2),
         attention_kernel=method.attention,
-        parallel="none" if method.gpus == 1 else _PARALLEL[method.parallel],
-        ranks=method.gpus,
         keeps_names=False,  # the steps of Trainer and of litgpt are functions
     )
 
@@ -156,12 +154,10 @@ def _obstacle(model: NamedModel, method: Method) -> str:
         return "adapters on networks of images are not traced"
     if method.quantisation not in ("", "nf4"):
         return f"layers of {method.quantisation} are not traced"
-    if method.gpus > 1 and method.parallel not in _PARALLEL:
-        return f"{method.parallel} is not traced"
     if method.library == "litgpt" and find_spec("litgpt") is None:
         return "litgpt is not installed: docs/accuracy/readings.md says how"
-    if method.is_sharded and method.is_quantised:
-        return "shards of a quantised base are not traced"
+    if method.gpus > 1 and method.parallel == "zero3" and method.is_quantised:
+        return "DeepSpeed's partitions of a quantised base are not traced"
     return ""
 
 
@@ -173,6 +169,8 @@ def _packages(model: NamedModel, method: Method) -> Iterator[str]:
         yield "peft"
     if needs_bitsandbytes(method):
         yield "bitsandbytes"
+    if method.gpus > 1:
+        yield "deepspeed" if method.uses_deepspeed else "accelerate"
 
 
 def needs_bitsandbytes(method: Method) -> bool:
@@ -223,10 +221,13 @@ def _in_child(document: dict[str, Any]) -> dict[str, Any]:
     _LOG.info("importing torch and the model's library")
     notes = checked_torch()
     from gpumemnet.extract.module_calls import as_model_inputs
+    from gpumemnet.launchers.rank_program import train_on_rank, unwrapped
     from gpumemnet.named.real_model import built, check_total
     from gpumemnet.named.real_quantised import patches
+    from gpumemnet.tracing.losses_and_optimizers import optimizer_factory
     from gpumemnet.tracing.model_tracer import result_of_run
     from gpumemnet.tracing.operators.rules import Platform
+    from gpumemnet.tracing.script.run import ScriptCall, run_script
     from gpumemnet.tracing.timeline import repeated
     from gpumemnet.tracing.training_loop import record
 
@@ -243,7 +244,37 @@ def _in_child(document: dict[str, Any]) -> dict[str, Any]:
 
     config, total = document["config"], document["parameters"]
     total = config.get("built_by_transformers_5.23", total)
-    found = _lengthened(config, method, traced) if options.parallel == "none" else None
+
+    def on_rank() -> tuple[RealModel, Timeline, int]:
+        """Trace the first of several ranks, as accelerate or DeepSpeed runs it."""
+        made: list[tuple[RealModel, int]] = []
+
+        def train() -> None:
+            real = built(document["name"], config, total, method)
+            made.append((real, real.trained_parameters))
+            own = replace(options, own_optimizer=real.optimizer)
+            with patches(real.module, method):
+                train_on_rank(
+                    real.module,
+                    real.inputs,
+                    optimizer_factory(own, {}),
+                    method,
+                    options.gradient_accumulation,
+                )
+
+        call = ScriptCall(
+            script=Path(__file__),
+            arguments=(),
+            platform=platform,
+            settings=request.allocator,
+            ranks=method.gpus,
+            more_seconds=0.0,
+            program=train,
+        )
+        timeline = run_script(call).timeline
+        return made[0][0], timeline, made[0][1]
+
+    found = on_rank() if method.gpus > 1 else _lengthened(config, method, traced)
     if found is None:
         real, recording = traced(config, total)
         found = real, recording.timeline, real.trained_parameters
@@ -268,17 +299,19 @@ def _in_child(document: dict[str, Any]) -> dict[str, Any]:
     for index in live:
         storage = run.timeline.storages[index]
         name = _PARTS.get(storage.memory_class)
-        if name == "base_weights_bytes" and "lora_" in storage.module:
+        module = unwrapped(storage.module, method.gpus)
+        if name == "base_weights_bytes" and "lora_" in module:
             name = "adapters_bytes"
         elif name is None:
-            is_head = storage.module in real.heads
+            is_head = module in real.heads and answer.peak.phase != "optimizer"
             name = "logits_bytes" if is_head else "activations_bytes"
         parts[name] += storage.size_bytes
     parts["workspace_bytes"] += answer.parts["communicator"]
     parts["fragmentation_bytes"] = answer.parts["fragmentation"]
     parts["context_bytes"] = answer.parts["context"]
     peak = answer.peak
-    place = f" of {peak.module.removeprefix('model.')}" if peak.module else ""
+    module = unwrapped(peak.module, method.gpus).removeprefix("model.")
+    place = f" of {module}" if module else ""
     return {
         "parameters": real.parameters,
         "trained_parameters": trained,

@@ -26,7 +26,7 @@ PRECISIONS: Final = ("bf16", "amp_bf16", "amp_fp16", "fp32")
 EIGHT_BIT: Final = ("adamw_8bit", "paged_adamw_8bit")
 FIT_OPTIMIZERS: Final = (*OPTIMIZERS, *EIGHT_BIT, "paged_adamw")
 KERNELS: Final = ("none", "fused_loss", "liger")
-PARALLEL: Final = ("ddp", "fsdp1", "fsdp2", "zero2", "zero3")
+PARALLEL: Final = ("ddp", "fsdp1", "fsdp2", "zero1", "zero2", "zero3")
 SHARDED: Final = ("fsdp1", "fsdp2", "zero3")
 LIBRARIES: Final = ("peft", "litgpt")
 ATTENTION: Final = ("flash", "memory_efficient", "cudnn", "math")
@@ -39,6 +39,7 @@ MAX_SEQUENCE_LENGTH: Final = 2**24
 MAX_RESOLUTION: Final = 2**14
 MAX_RANK: Final = 2**14
 FUSED_EXPERTS_SINCE: Final = 2026
+REENTRANT_UNTIL: Final = 2026
 """Year from which ``transformers`` (5.0) keeps the experts of a layer in one parameter, and ties the
 head of later T5 models."""
 _SMALLEST_QUANTISED_STATE: Final = 4096
@@ -153,6 +154,16 @@ class Method:
     def is_sharded(self) -> bool:
         """Whether GPUs share the parameters."""
         return self.gpus > 1 and self.parallel in SHARDED
+
+    @property
+    def uses_deepspeed(self) -> bool:
+        """Whether DeepSpeed's engine splits the training."""
+        return self.parallel.startswith("zero")
+
+    @property
+    def is_reentrant(self) -> bool:
+        """Whether ``transformers`` recomputes blocks re-entrantly."""
+        return self.year < REENTRANT_UNTIL
 
     @property
     def casts_frozen(self) -> bool:

@@ -126,9 +126,7 @@ def check_total(found: int, expected: int | None) -> None:
 
 
 def _dtype(method: Method) -> torch.dtype:
-    # accelerate raises what it shards and trains to fp32.
-    is_raised = method.is_sharded and method.is_autocast and not method.has_adapters
-    if is_raised or method.base_bytes > HALF_BYTES:
+    if method.base_bytes > HALF_BYTES:
         return torch.float32
     return torch.float16 if method.precision == "amp_fp16" else torch.bfloat16
 
@@ -371,7 +369,10 @@ def _with_method(model: Any, head: Any, method: Method, notes: list[str]) -> Any
     if method.checkpointing and not model.supports_gradient_checkpointing:
         notes.append(f"{type(model).__name__} cannot recompute blocks: traced without")
     elif method.checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        is_reentrant = method.is_reentrant and method.gpus > 1
+        model.gradient_checkpointing_enable({"use_reentrant": is_reentrant})
+        if is_reentrant and method.has_adapters:
+            model.enable_input_require_grads()
     if method.optimizer.startswith("paged_"):
         notes.append("a paged optimizer's step is traced without its state")
     return _with_adapters(model, method)
@@ -383,7 +384,7 @@ def _quantised(model: Any, head: Any, method: Method) -> Any:
         return model
     quantise(model, method, _dtype(method), head)
     model.is_loaded_in_4bit = True
-    if method.raises_frozen:
+    if method.casts_frozen:
         from peft import prepare_model_for_kbit_training
 
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)

@@ -41,6 +41,7 @@ def quantise(model: nn.Module, method: Method, dtype: torch.dtype, head: nn.Modu
                 bias=child.bias is not None,
                 compute_dtype=dtype,
                 quant_type="nf4",
+                quant_storage=dtype if method.is_sharded else torch.uint8,  # of one type with norms
                 device="meta",
             )
             layer.bias = child.bias
@@ -72,8 +73,11 @@ def _pack(layer: Any, is_nested: bool, dtype: torch.dtype) -> None:
             layer.nested_absmax, code=empty(256), blocksize=256, dtype=torch.float32
         )
         state.nested = True
-    packed = empty(-(-shape.numel() // 2), torch.uint8).unsqueeze(1)
-    layer.weight = Params4bit(packed, False, state, quant_type="nf4", bnb_quantized=True)
+    stored = layer.quant_storage
+    packed = empty(-(-shape.numel() // (2 * stored.itemsize)), stored).unsqueeze(1)
+    layer.weight = Params4bit(
+        packed, False, state, quant_type="nf4", quant_storage=stored, bnb_quantized=True
+    )
     layer.quant_state = state
     layer.register_forward_pre_hook(_use_buffers)
 

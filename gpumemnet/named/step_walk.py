@@ -43,7 +43,6 @@ _PASSED_ON: Final = ("add", "identity")
 """Kinds whose backward pass hands their gradient on."""
 _NORM_TEMPORARIES: Final = 3
 """Tensors in fp32 of an RMS norm's backward pass in single operations, at once."""
-_REENTRANT_UNTIL: Final = 2026
 """Year from which ``transformers`` (5.0) checkpoints without re-entering autograd."""
 _BUCKET_ELEMENTS: Final = 2 * 2 * 10**8
 """Gradients that DeepSpeed's stage 2 reduces at once, in two buffers of the size that its examples
@@ -660,11 +659,11 @@ class _Step:
         is_raised = method.is_sharded and method.is_autocast and not method.has_adapters
         self.growth = FULL_BYTES / method.outer_bytes if is_raised else 1.0
         """FSDP keeps trained weights in fp32 (accelerate with mixed precision)."""
-        is_zero2 = method.parallel == "zero2"
+        is_zero2 = method.parallel in ("zero1", "zero2")
         self.bucket_bytes = _BUCKET_ELEMENTS * method.compute_bytes * is_zero2
         self.keeps_gradients = method.gradient_accumulation > 1 and self.shares == 1
-        is_reentrant = method.year < _REENTRANT_UNTIL and method.has_adapters
-        self.holds_inputs = is_reentrant and method.is_sharded and method.parallel == "fsdp1"
+        is_held = method.is_reentrant and method.has_adapters
+        self.holds_inputs = is_held and method.is_sharded and method.parallel == "fsdp1"
         """Whether blocks whose backward pass has run still hold their input and its gradient.
 
         FSDP1 waits for the gradients of a frozen block's inputs by a hook that keeps their

@@ -14,6 +14,7 @@ from html import escape
 from typing import Any, Final
 
 from gpumemnet.gpu import NO, UNKNOWN, VERDICT_TEXTS, YES, verdict
+from gpumemnet.launchers.pipeline_stages import RankPeak
 from gpumemnet.units import GIB, MIB, ceil_mib
 
 PART_NAMES: Final[Mapping[str, tuple[str, str]]] = {
@@ -229,6 +230,7 @@ class TraceAnswer:
         curve: the memory over one training step, on request.
         job: the training job as a JSON object, with its traced peak, on request.
         ranks: number of GPUs that the job runs on; all amounts are for one of them.
+        by_rank: ranks that differ, the largest first; the answer is for that one.
         convolution_workspaces: where the workspaces of convolutions come from, ``rules`` or a
             version of cuDNN; ``None`` without convolutions.
         branches: lines of a script that branch on values of the GPU; both ways were traced, and
@@ -266,6 +268,7 @@ class TraceAnswer:
     curve: Curve | None = None
     job: dict[str, Any] | None = None
     ranks: int = 1
+    by_rank: tuple[RankPeak, ...] = ()
     convolution_workspaces: str | None = None
     branches: tuple[str, ...] = ()
     selections: tuple[str, ...] = ()
@@ -352,6 +355,7 @@ def answer_from_dict(document: Mapping[str, Any]) -> TraceAnswer:
             "phases": tuple(PhasePeak(**phase) for phase in values["phases"]),
             "batches": tuple(BatchPoint(**point) for point in values["batches"]),
             "gpus": tuple(GpuFit(**fit) for fit in values["gpus"]),
+            "by_rank": tuple(RankPeak(**rank) for rank in values["by_rank"]),
             "host": host,
             "curve": None
             if curve is None

@@ -34,6 +34,7 @@ from gpumemnet.extract.placement import (
 )
 from gpumemnet.extract.sparse_tensors import meta_copy
 from gpumemnet.launchers import deepspeed_engine
+from gpumemnet.launchers.parallel import FSDP1, data_parallel_forward, noting_unlimited_gathers
 from gpumemnet.physics.element_types import IMAGE_DIMENSIONS
 from gpumemnet.torch_private import script as names
 from gpumemnet.torch_private.compiler import COMPILE, MODULE_COMPILE
@@ -49,7 +50,6 @@ from gpumemnet.torch_private.names import (
 from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.script.compiled import Compiler
 from gpumemnet.tracing.script.libraries import preparations, prepared
-from gpumemnet.tracing.script.processes import data_parallel_forward
 from gpumemnet.tracing.script.read_values import MAX_VALUES, ReadValues
 from gpumemnet.tracing.script.saved_files import SavedFiles
 from gpumemnet.tracing.script.simulated_cuda import (
@@ -277,7 +277,10 @@ class GpuRequests(TorchFunctionMode):
             if func is Tensor.cuda
             else _parse_target(args, named, self._observer)
         )
-        converted = given if dtype is None or dtype == given.dtype else given.to(dtype)
+        converted = given
+        if dtype is not None and dtype != given.dtype:
+            convert = partial(given.to, dtype)
+            converted = convert() if is_on_gpu or not given.is_meta else self._on_host(convert)
         if device is None or (is_on_gpu and _stands_for_gpu(device)):
             if converted is given and (copies or "memory_format" in named):
                 return given.to(
@@ -473,6 +476,9 @@ def present_gpu(
         return moved
 
     def to_empty(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        if not _stands_for_gpu(kwargs.get("device", *args)):
+            observer.on_host(module)
+            return module
         # A parameter changes its identity from the meta device to a GPU; here both are meta, and
         # PyTorch would keep it.
         overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
@@ -531,6 +537,7 @@ def present_gpu(
         values.note_once,
     )
     ready[names.STATE_DICTS] = gather_here
+    ready[FSDP1] = noting_unlimited_gathers(values.note_once)
     with (
         replaced(replacements),
         saved.watching(),

@@ -321,6 +321,12 @@ class ScriptObserver:
         storage = tensor.untyped_storage()
         self._deferred[id_of_storage(storage)] = storage
 
+    def on_host(self, module: nn.Module) -> None:
+        """Weights of a module take memory on the host from now on."""
+        for tensor in (*module.parameters(), *module.buffers()):
+            self._deferred.pop(storage_id(tensor), None)
+            self.recorder.host.allocated(tensor.untyped_storage())
+
     def sharded_tensor(self, tensor: Tensor, is_parameter: bool) -> None:
         """An unsharded parameter or buffer has arrived, to be split among the ranks at once."""
         self._used()

@@ -1,10 +1,7 @@
-"""Several GPUs, processes and threads of a script: its first rank, the first process, and threads
+"""Several GPUs, processes and threads of a script: one of its ranks, the first process, and threads
 that allocate like the main one.
 
-* A script that trains on several GPUs runs as its first rank, as ``torchrun`` would start it.
-* ``nn.DataParallel``: the first GPU holds the model, its share of the batch, and the gathered
-  output.  The other GPUs' replicas are not on it.  What is left out is the sum of their gradients,
-  which passes through it in buckets.
+* A script that trains on several GPUs runs as one of its ranks, as ``torchrun`` would start it.
 * A process that is started with a model on the GPU runs in this one: the first of several.  Others
   are forked and inherit the simulated GPU; see :mod:`gpumemnet.launchers.programs`.  Workers of
   data loaders start as they are, and allocate nothing on the GPU.
@@ -20,7 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.context import ForkProcess
 from multiprocessing.process import BaseProcess
 from threading import Thread
-from typing import Any, Final
+from typing import Any
 from unittest.mock import patch
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -29,65 +26,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gpumemnet.errors import ExtractError
-from gpumemnet.extract.module_calls import map_tensors, tensors_in
+from gpumemnet.extract.module_calls import tensors_in
+from gpumemnet.launchers.launch_line import torchrun_environment
 from gpumemnet.launchers.parallel import process_group
+from gpumemnet.launchers.pipeline_stages import StageFolder
 from gpumemnet.sandbox.user_code import is_user_code
 from gpumemnet.torch_private import script as script
 from gpumemnet.torch_private import training
 from gpumemnet.torch_private.names import replaced, without_function_modes
 from gpumemnet.tracing.script.observer import EnoughSteps, ScriptObserver
 from gpumemnet.tracing.script.simulated_cuda import GPU, swap_for_meta
-
-
-def data_parallel_forward(note: Callable[[str], None]) -> Callable[..., Any]:
-    """Return what replaces ``DataParallel.forward``: it runs the first GPU's share, and gathers an
-    output of the whole batch.
-
-    Args:
-        note: called with a note, if there are several GPUs.
-    """
-
-    def forward(parallel: nn.DataParallel[Any], *inputs: Any, **kwargs: Any) -> Any:
-        ranks, dimension = len(parallel.device_ids) or 1, parallel.dim
-        if ranks == 1:
-            return parallel.module(*inputs, **kwargs)
-        note(
-            f"DataParallel: the first of {ranks} GPUs; the sum of the gradients may take as much as they do for a moment"
-        )
-
-        def first_share(tensor: Tensor) -> Tensor:
-            return tensor.chunk(ranks, dimension)[0] if tensor.ndim > dimension else tensor
-
-        def gathered(tensor: Tensor) -> Tensor:
-            gather: Any = Gathered.apply
-            whole: Tensor = gather(
-                tensor if tensor.ndim else tensor[None], ranks, dimension if tensor.ndim else 0
-            )
-            return whole
-
-        return map_tensors(
-            parallel.module(*map_tensors(inputs, first_share), **map_tensors(kwargs, first_share)),
-            gathered,
-        )
-
-    return forward
-
-
-class Gathered(torch.autograd.Function):
-    """The outputs of all GPUs in one tensor; its gradient is the first GPU's share."""
-
-    @staticmethod
-    def forward(ctx: Any, share: Tensor, ranks: int, dimension: int) -> Tensor:
-        """Allocate the gathered tensor beside the share."""
-        ctx.dimension, ctx.length = dimension, share.shape[dimension]
-        shape = list(share.shape)
-        shape[dimension] *= ranks
-        return share.new_empty(shape)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        """Return the share's gradient."""
-        return gradients[0].narrow(ctx.dimension, 0, ctx.length), None, None
 
 
 @contextmanager
@@ -200,43 +148,24 @@ def _start_with_gpu(
     start(process)
 
 
-_HOST_GPUS: Final = "8"
-
-
-def local_ranks(ranks: int) -> int:
-    """Return how many of ``ranks`` are on one host: as its launcher says, or eight."""
-    return min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", _HOST_GPUS)))
-
-
-def torchrun_environment(ranks: int) -> dict[str, str]:
-    """Return the environment variables that ``torchrun`` sets for the first of ``ranks``."""
-    alone = {
-        "RANK": 0,
-        "LOCAL_RANK": 0,
-        "GROUP_RANK": 0,
-        "WORLD_SIZE": ranks,
-        "LOCAL_WORLD_SIZE": local_ranks(ranks),
-    }
-    return {
-        **{name: str(value) for name, value in alone.items()},
-        "MASTER_ADDR": "localhost",
-        "MASTER_PORT": "29500",
-    }
-
-
 @contextmanager
-def as_first_rank(
+def as_rank(
     ranks: int | None,
     observer: ScriptObserver,
     note: Callable[[str], None],
+    rank: int,
+    stages: StageFolder | None,
 ) -> Iterator[None]:
-    """Context in which a script may start a process group, and is its first rank.
+    """Context in which a script may start a process group, and is one of its ranks.
 
     Args:
         ranks: number of GPUs that the script is started on; ``None`` if it is started alone.
         observer: observes the script.
         note: called with a note on the number of ranks.
+        rank: which one.
+        stages: what it tells others of a pipeline.
     """
+    sends = (lambda ranks: None) if stages is None else stages.sends
     stack = ExitStack()
 
     def begin(
@@ -256,24 +185,25 @@ def as_first_rank(
             )
         from gpumemnet.launchers.parallel import replicas_on_meta, sharding_on_meta
 
-        stack.enter_context(process_group(rank_count, observer.recorder.exchanged))
+        stack.enter_context(process_group(rank_count, observer.recorder.exchanged, rank, sends))
         stack.enter_context(replicas_on_meta(observer.recorder))
         stack.enter_context(sharding_on_meta(observer.recorder, observer.streams, arrived))
         name = str(backend or "nccl")
         backend_names = [(each, lambda *args, **kwargs: name) for each in training.GET_BACKEND]
         stack.enter_context(replaced(backend_names))
         observer.recorder.set_ranks(rank_count)
-        note(f"the first of {rank_count:,} ranks")
+        note(f"rank {rank:,} of {rank_count:,}" if rank else f"the first of {rank_count:,} ranks")
 
     def arrived(tensor: Tensor, is_parameter: bool) -> None:
         with without_function_modes():  # the script sees a CUDA tensor
-            if not tensor.is_meta:
-                swap_for_meta(
-                    tensor,
-                    torch.empty_strided(
-                        tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta"
-                    ),
+            if observer.device_of(tensor).type == "cpu":  # others may hold its storage there
+                fresh = torch.empty_strided(
+                    tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta"
                 )
+                if tensor.is_meta:
+                    tensor.data = fresh
+                else:
+                    swap_for_meta(tensor, fresh)
             observer.sharded_tensor(tensor, is_parameter)
 
     def ended(*args: object, **kwargs: object) -> None:
@@ -281,7 +211,7 @@ def as_first_rank(
 
     with stack:
         stack.enter_context(
-            patch.dict(os.environ, {} if ranks is None else torchrun_environment(ranks))
+            patch.dict(os.environ, {} if ranks is None else torchrun_environment(ranks, rank))
         )
         begins = [(name, begin) for name in training.INIT_PROCESS_GROUP]
         ends = [(name, ended) for name in training.DESTROY_PROCESS_GROUP]

@@ -27,6 +27,8 @@ from gpumemnet.allocator.settings import parse_settings, settings_text
 from gpumemnet.errors import CodeEndedError, ExtractError, GpumemnetError, InvalidRequestError
 from gpumemnet.extract.factory import compile_file
 from gpumemnet.extract.placement import KnownValues, launches_do_nothing
+from gpumemnet.launchers.launch_line import local_ranks, torchrun_environment
+from gpumemnet.launchers.pipeline_stages import StageFolder
 from gpumemnet.launchers.programs import stopped_by_answer
 from gpumemnet.sandbox.process import DeadlineReached, stop_alarm
 from gpumemnet.sandbox.user_code import (
@@ -49,13 +51,12 @@ from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.result import HostMemory, TraceAnswer
 from gpumemnet.tracing.script.branches import USUAL, Assumptions
 from gpumemnet.tracing.script.gpu import GpuRequests, present_gpu
+from gpumemnet.tracing.script.libraries import prepared
 from gpumemnet.tracing.script.observer import EnoughSteps, ScriptObserver
 from gpumemnet.tracing.script.processes import (
-    as_first_rank,
+    as_rank,
     first_process_runs_here,
-    local_ranks,
     threads_inherit_modes,
-    torchrun_environment,
 )
 from gpumemnet.tracing.script.read_values import ReadValues
 from gpumemnet.tracing.script.simulated_cuda import GPU
@@ -154,6 +155,9 @@ class ScriptCall:
         resized: a batch size of arguments, configuration files and data loaders, and the one to put
             in its place.
         report: called in a process that the script has forked, with the answer for it.
+        program: runs in the place of the script's code.
+        rank: which of the ranks it is.
+        stages: what the ranks of a pipeline tell each other.
     """
 
     script: Path
@@ -169,6 +173,9 @@ class ScriptCall:
     compiled: Callable[[Path], CodeType] = compile_file
     resized: tuple[int, int] | None = None
     report: Callable[[TraceAnswer], None] = lambda answer: None
+    program: Callable[[], None] | None = None
+    rank: int = 0
+    stages: StageFolder | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -469,9 +476,14 @@ def _run(
         stack.enter_context(
             present_gpu(platform, observer, values, requests, local_ranks(call.ranks or 1))
         )
+        if call.stages is not None:
+            stack.enter_context(prepared(call.stages.preparations()))
         stack.enter_context(observer.observing())
         stack.enter_context(observer.recorder)
-        stack.enter_context(as_first_rank(call.ranks, observer, values.note_once))
+        stack.enter_context(as_rank(call.ranks, observer, values.note_once, call.rank, call.stages))
         stack.enter_context(first_process_runs_here(observer.device_of, values.note_once, report))
         stack.enter_context(threads_inherit_modes())
-        exec(code, module.__dict__)  # noqa: S102 - running the user's script is the purpose
+        if call.program is not None:
+            call.program()
+        else:
+            exec(code, module.__dict__)  # noqa: S102 - running the user's script is the purpose

@@ -298,6 +298,9 @@ def cuda_functions(
         f"torch.accelerator:{name}": another(functions[cuda_name])
         for name, cuda_name in _ACCELERATOR_FROM_CUDA.items()
     }
+    named["torch.cuda.nccl:version"] = always(
+        (2, 27, 5)
+    )  # errors of collectives are logged with it
     named["torch.accelerator:current_accelerator"] = lambda check_available=False: torch.device(
         "cuda"
     )

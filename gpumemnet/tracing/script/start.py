@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from gpumemnet.errors import ExtractError
 from gpumemnet.extract.extraction import DEFAULT_GPU
 from gpumemnet.extract.factory import existing_file
 from gpumemnet.gpu import DeviceProfile
+from gpumemnet.launchers.pipeline_stages import StageFolder, peaks_by_rank
 from gpumemnet.launchers.programs import Programs, inheriting
 from gpumemnet.sandbox.process import NO_COMPILING, Progress, ask
 from gpumemnet.tracing.api import (
@@ -31,7 +33,7 @@ from gpumemnet.tracing.api import (
     request_from_dict,
 )
 from gpumemnet.tracing.result import TraceAnswer, answer_from_dict, answer_to_dict
-from gpumemnet.tracing.script.branches import SECONDS, Assumptions, largest_answer
+from gpumemnet.tracing.script.branches import SECONDS, USUAL, Assumptions, largest_answer
 from gpumemnet.units import MIB
 
 _LOG: Final = logging.getLogger("gpumemnet.tracing")
@@ -99,8 +101,12 @@ def trace_script(
 
     end = monotonic() + SECONDS
 
-    def trace(assumptions: Assumptions, selected_share: float) -> TraceAnswer:
+    def trace(
+        assumptions: Assumptions = USUAL, selected_share: float = 1, rank: int = 0
+    ) -> TraceAnswer:
         asked = {
+            "rank": rank,
+            "stages": stages,
             **request,
             "more_seconds": max(_LEAST_SECONDS, (end - monotonic()) / 2),
             "opposite": assumptions.opposite,
@@ -119,7 +125,23 @@ def trace_script(
         )
         return answer_from_dict(answer)
 
-    return largest_answer(trace, end)
+    with TemporaryDirectory() as stages:
+        first = largest_answer(trace, end)
+        others = StageFolder(Path(stages)).others()
+        answers, notes = {0: first}, []
+        for rank in others:
+            try:
+                answers[rank] = trace(rank=rank)
+            except ExtractError as error:
+                notes.append(f"rank {rank} differs, and was not traced: {error}")
+    if not others:
+        return first
+    peaks = peaks_by_rank(answers)
+    largest = answers[peaks[0].rank]
+    notes.append(
+        f"ranks differ, as stages of a pipeline do: this is rank {peaks[0].rank}, the largest"
+    )
+    return replace(largest, by_rank=peaks, notes=(*notes, *largest.notes))
 
 
 def _trace_in_child(document: dict[str, Any]) -> dict[str, Any]:
@@ -185,6 +207,8 @@ def trace_in_process(document: dict[str, Any], programs: Programs) -> TraceAnswe
         selected_share=document["selected_share"],
         best_effort=request.options.best_effort,
         more_seconds=document["more_seconds"],
+        rank=document["rank"],
+        stages=StageFolder(Path(document["stages"])),
         report=lambda answer: programs.report(answer_to_dict(answer)),
     )
     extras = request.extras

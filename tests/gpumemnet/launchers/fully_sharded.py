@@ -56,6 +56,7 @@ for name, options in json.loads(sys.argv[1]).items():
         sharding_strategy=ShardingStrategy[options.get("strategy", "FULL_SHARD")],
         backward_prefetch=BackwardPrefetch.BACKWARD_PRE if options.get("prefetch") else None,
         cpu_offload=CPUOffload(options.get("offload", False)),
+        limit_all_gathers=not options.get("unlimited", False),
     )
     SEEN[name] = {"before": before, "sharded": torch.cuda.memory_allocated()}
     loss = model(torch.randn(1, WIDTH, device="cuda")).float().sum()

@@ -22,7 +22,7 @@ OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "whole": {"strategy": "NO_SHARD"},
     "hybrid": {"bf16": True, "strategy": "HYBRID_SHARD"},
     "offloaded": {"bf16": True, "offload": True},
-    "fp32": {},
+    "fp32": {"unlimited": True},
 }
 
 
@@ -43,7 +43,8 @@ def near(amount_bytes: float) -> Any:
 
 def test_flat_shards_and_gathered_units(tmp_path: Path) -> None:
     file = tmp_path / "seen.json"
-    trace_script(SCRIPT, [json.dumps(OPTIONS), str(file)], ranks=RANKS)
+    answer = trace_script(SCRIPT, [json.dumps(OPTIONS), str(file)], ranks=RANKS)
+    assert any("limit_all_gathers=False" in note for note in answer.notes)
     seen = json.loads(file.read_text())
     sharded, forward, between, backward = (
         {name: each[when] - each["before"] for name, each in seen.items()}

@@ -111,7 +111,11 @@ def test_models_and_adapters_of_other_kinds_are_traced(
 @pytest.mark.parametrize(
     ("model", "options", "reason"),
     [
-        ("meta-llama/Llama-3.2-1B", ("--gpus", "2xA100", "--parallel", "fsdp1"), "fsdp1"),
+        (
+            "meta-llama/Llama-3.2-1B",
+            ("--gpus", "2xA100", "--parallel", "zero3", "--method", "qlora"),
+            "DeepSpeed's partitions",
+        ),
         ("Qwen/Qwen-7B", ("--method", "lora"), "'qwen'"),
     ],
 )
@@ -128,6 +132,25 @@ def test_what_cannot_be_traced_has_the_instant_answer(
     assert "not traced" in note
     assert reason in note
     assert exact == instant
+
+
+@pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
+@pytest.mark.parametrize(
+    ("parallel", "weights"), [("fsdp1", 4 / 4), ("fsdp2", 4 / 4), ("zero2", 2 + 4 / 4)]
+)
+def test_ranks_hold_their_share_in_fp32(parallel: str, weights: float, tmp_path: Path) -> None:
+    if parallel == "zero2":
+        pytest.importorskip("deepspeed", reason="needs DeepSpeed, which the trace runs")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA | {"num_hidden_layers": 2}))
+    asked: dict[str, Any] = {"gpu": "4xA100", "parallel": parallel, "sequence_length": 16}
+    found = fit(str(path), exact=True, **asked)
+    assert found.depth == "exact", found.notes
+    assert sum(found.parts.values()) == found.expected_bytes
+    assert found.moment == "optimizer step"
+    share = found.parameters / 4
+    assert found.parts["base_weights_bytes"] == pytest.approx(4 * weights * share, rel=1e-3)
+    assert found.parts["optimizer_bytes"] == pytest.approx(8 * share, rel=1e-3)
 
 
 @pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
