@@ -170,7 +170,7 @@ def _packages(model: NamedModel, method: Method) -> Iterator[str]:
     if needs_bitsandbytes(method):
         yield "bitsandbytes"
     if method.gpus > 1:
-        yield "deepspeed" if method.uses_deepspeed else "accelerate"
+        yield "deepspeed" if method.parallel.startswith("zero") else "accelerate"
 
 
 def needs_bitsandbytes(method: Method) -> bool:

@@ -552,7 +552,7 @@ def _notes(asked: _Asked, built: Network, method: Method) -> Iterator[str]:
         )
     if method.optimizer.startswith("paged_"):
         yield "paged optimizer state is counted as lying in host memory"
-    if method.parallel == "zero2":
+    if method.splits_states:
         yield "DeepSpeed's buckets are counted as 2 x 200 million elements (reduce_bucket_size)"
     if model.longest and model.longest < method.sequence_length and asked.reads_tokens:
         yield f"{method.sequence_length:,} tokens are more than the {model.longest:,} that the model was made for"

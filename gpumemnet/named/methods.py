@@ -156,9 +156,9 @@ class Method:
         return self.gpus > 1 and self.parallel in SHARDED
 
     @property
-    def uses_deepspeed(self) -> bool:
-        """Whether DeepSpeed's engine splits the training."""
-        return self.parallel.startswith("zero")
+    def splits_states(self) -> bool:
+        """Whether DeepSpeed splits what the optimizer keeps, and not the weights."""
+        return self.parallel in ("zero1", "zero2")
 
     @property
     def is_reentrant(self) -> bool:

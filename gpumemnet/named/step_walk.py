@@ -659,7 +659,7 @@ class _Step:
         is_raised = method.is_sharded and method.is_autocast and not method.has_adapters
         self.growth = FULL_BYTES / method.outer_bytes if is_raised else 1.0
         """FSDP keeps trained weights in fp32 (accelerate with mixed precision)."""
-        is_zero2 = method.parallel in ("zero1", "zero2")
+        is_zero2 = method.splits_states
         self.bucket_bytes = _BUCKET_ELEMENTS * method.compute_bytes * is_zero2
         self.keeps_gradients = method.gradient_accumulation > 1 and self.shares == 1
         is_held = method.is_reentrant and method.has_adapters
@@ -710,13 +710,13 @@ class _Step:
         """What stays from step to step."""
         method, shares, growth = self.method, self.shares, self.growth
         weights, adapters, gradients, state = (tensors(0) for _ in range(4))
-        state_shares = method.gpus if method.parallel == "zero2" else shares
+        state_shares = method.gpus if method.splits_states else shares
         for section, block in self.counted:
             weights += block.weights * (section.count * growth / shares)
             adapters += block.adapters * (section.count / shares)
             gradients += block.gradients * (section.count * self.keeps_gradients)
             for elements, element_bytes in block.trained:
-                is_copied = method.parallel == "zero2" and element_bytes < FULL_BYTES
+                is_copied = method.splits_states and element_bytes < FULL_BYTES
                 width = FULL_BYTES if is_copied else element_bytes * growth
                 state += tensors(
                     method.state_bytes(elements, width) + is_copied * width * elements,
@@ -782,7 +782,7 @@ class _Step:
         method = self.method
         if self.keeps_gradients:
             return 0.0
-        if method.parallel == "zero2":
+        if method.splits_states:
             return 1.0 / method.gpus
         if method.parallel == "ddp" and method.gpus > 1:
             return 2.0
@@ -826,6 +826,6 @@ class _Step:
         gradients = self._new_gradients()
         method = self.method
         copies = method.step_copies() * self.growth / self.shares
-        if method.parallel == "zero2":  # the gradients in fp32, for the copies of the weights
+        if method.splits_states:  # the gradients in fp32, for the copies of the weights
             copies += FULL_BYTES / method.outer_bytes / method.gpus
         return _Moment("optimizer step", gradients + self._new_gradients(copies), gradients)

@@ -374,7 +374,7 @@ def _sharding(keys: _Keys, fsdp: str) -> dict[str, Any]:
     """How several GPUs share a training that ``accelerate`` starts."""
     stage = _zero_stage(keys)
     if stage is not None:
-        return {"parallel": {2: "zero2", 3: "zero3"}.get(stage, "ddp")}
+        return {"parallel": {1: "zero1", 2: "zero2", 3: "zero3"}.get(stage, "ddp")}
     version = keys.get("fsdp_version fsdp_config.fsdp_version fsdp_config.version")
     if not keys.text("fsdp") and not version and not keys.has("fsdp_config"):
         return {}
