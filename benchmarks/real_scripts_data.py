@@ -9,6 +9,7 @@ import pickle
 import shutil
 import struct
 import tarfile
+from base64 import b64encode
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -157,14 +158,6 @@ def tiny_stories(folder: Path) -> None:
         _RANDOM.integers(3, 32_000, 400_000).astype(np.uint16).tofile(target / f"data{i:02d}.bin")
 
 
-def sine_waves(path: Path) -> None:
-    """Sine waves, as the example's own generator makes them."""
-    import torch
-
-    start = _RANDOM.integers(-80, 80, 100)
-    torch.save(np.sin((np.arange(1000) + start[:, None]) / 20).astype("float64"), path)
-
-
 def cora(folder: Path) -> None:
     """A citation network of Cora's size."""
     folder.mkdir(parents=True, exist_ok=True)  # a repository may have it
@@ -309,9 +302,9 @@ def _tokenizer(folder: Path, words: int = 0, longest: int = 512) -> None:
     fast.save_pretrained(folder)
 
 
-def hub_model(folder: Path) -> None:
+def hub_model(folder: Path, files: int = 99) -> None:
     """A model of the catalogue under its name on the hub: its configuration, a tokenizer of as many
-    words, and weights of zeros that take no room on the disk."""
+    words, and weights of zeros that take no room on the disk, in at most so many files."""
     import torch
     import transformers
 
@@ -325,7 +318,15 @@ def hub_model(folder: Path) -> None:
         model = getattr(transformers, config.architectures[0])(config)
     _tokenizer(folder, config.vocab_size, config.max_position_embeddings)
     config.save_pretrained(folder)
-    _zeros(folder / "model.safetensors", model.state_dict())
+    tensors = model.state_dict()
+    file_of = {}
+    for name in tensors:
+        block = int(name.partition("layers.")[2].partition(".")[0] or 0)
+        file_of[name] = f"model-{block % files + 1:05}-of-{files:05}.safetensors"
+    for file in set(file_of.values()):
+        _zeros(folder / file, {name: tensors[name] for name in tensors if file_of[name] == file})
+    index = {"weight_map": file_of, "metadata": {}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 def _zeros(file: Path, tensors: Any) -> None:
@@ -350,6 +351,14 @@ _SAME_SIZES: Final = {
     "AdamG012/chat-opt-350m-reward-deepspeed": "facebook/opt-350m",
 }
 """Models that have the sizes of one in the catalogue."""
+
+
+def torchtune_model(folder: Path) -> None:
+    """A Llama in as many files as on the hub, with a tokenizer of single bytes."""
+    hub_model(folder, 30 if "70B" in folder.name else 4)
+    (folder / "original").mkdir(exist_ok=True)
+    ranks = (f"{b64encode(bytes([i])).decode()} {i}\n" for i in range(256))
+    (folder / "original" / "tokenizer.model").write_text("".join(ranks))
 
 
 def hub_chats(folder: Path) -> None:

@@ -87,9 +87,28 @@ def preparations(
         "tensorboardX.writer": without_graph,
         "accelerate.utils.fsdp_utils": _shard_in_place,
         "torch.distributed.run": _start_torchrun,
+        "huggingface_hub.hf_api": lambda module: _push_nothing(module, note),
         "transformers.modeling_utils": _take_kernels,
         "transformers.integrations.hub_kernels": lambda module: _flash_kernels(module, note),
     }
+
+
+_PUSHES: Final = (
+    *("create_repo", "create_branch", "create_commit", "delete_repo"),
+    *("upload_file", "upload_folder", "upload_large_folder"),
+)
+
+
+def _push_nothing(module: Any, note: Callable[[str], None]) -> None:
+    """Keep from the hub what a script would write there: weights without values."""
+
+    def left_out(repo_id: str = "", *args: object, **options: object) -> Any:
+        note("nothing was pushed to the hub")
+        return SimpleNamespace(repo_id=repo_id, done=lambda: True, result=lambda: None)
+
+    for name in _PUSHES:
+        setattr(module, name, left_out)
+        setattr(module.HfApi, name, lambda api, *args, **options: left_out(*args, **options))
 
 
 def _take_kernels(module: Any) -> None:
@@ -100,7 +119,7 @@ def _flash_kernels(module: Any, note: Callable[[str], None]) -> None:
     """Let PyTorch's flash attention stand in for that of other packages: it allocates what they do,
     for sequences of different lengths in one row too."""
     _take_kernels(module)
-    get_kernel = module.get_kernel
+    get_kernel: Any = getattr(module, "get_kernel", None)
 
     def get(name: str, *args: Any, **options: Any) -> Any:
         if "flash-attn" not in name:
@@ -149,7 +168,7 @@ def _shard_in_place(module: Any) -> None:
     Otherwise it shards an empty copy and broadcasts each weight into it, whose peak on the GPU is
     the shards and the largest weight.
     """
-    prepare = module.fsdp2_prepare_model
+    prepare: Any = getattr(module, "fsdp2_prepare_model", None)  # older versions have none
 
     def prepare_in_place(accelerator: Any, model: Any) -> Any:
         accelerator.state.fsdp_plugin.cpu_ram_efficient_loading = False
