@@ -95,12 +95,7 @@ class Job:
     def _budget(self, batch_size: int, available_bytes: int) -> int:
         timeline = self.step(batch_size).timeline
         memory = steady_memory(timeline, with_available(self._device, available_bytes))
-        return expected_budget(
-            available_bytes,
-            memory.expected_bytes,
-            memory.safe_bytes,
-            memory.replayed.reserved_bytes,
-        )
+        return expected_budget(available_bytes, memory.expected_bytes, memory.safe_bytes)
 
     def _at(self, batch_size: int) -> ModelInputs:
         return inputs_from_example(self._inputs, None).resized(batch_size)

@@ -23,7 +23,6 @@ import gpumemnet
 from gpumemnet.errors import GpumemnetError
 from gpumemnet.gpu import device_profile
 from gpumemnet.torch_private.names import declare_torchvision_operators
-from gpumemnet.units import MIB
 
 GPU: Final = "RTX 3090"
 EXACT, TOO_HIGH, TOO_LOW = "exact", "too high", "too low"
@@ -65,12 +64,6 @@ class Ladder(NamedTuple):
 def _agreement(fits_bytes: int, fails_bytes: int) -> str:
     capacity = device_profile(GPU).capacity_bytes
     return TOO_HIGH if fits_bytes > capacity else EXACT if fails_bytes > capacity else TOO_LOW
-
-
-def context_bytes() -> int:
-    """The context of a PyTorch that loads all its kernels at once, as 1.12 does, on this card."""
-    readings = device_profile(GPU).context_readings
-    return max(each.context_bytes for each in readings if not each.is_typical)
 
 
 def ladder(row: Mapping[str, str]) -> Ladder | str:
@@ -118,10 +111,9 @@ def _traced(model: nn.Module, shape: tuple[int, ...], batch_size: int, layout: s
         loss="cross_entropy",
         optimizer=optimizer,
         precision="amp_fp16",
-        gpu=GPU,
+        gpu=f"{GPU}, torch 1.12",
         channels_last=layout == "nhwc",
         cudnn_benchmark=True,
-        context_mib=context_bytes() // MIB,
     )
 
 

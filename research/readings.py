@@ -21,6 +21,7 @@ from time import monotonic
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 import gpumemnet
 from gpumemnet.atomic_files import replace_file
@@ -38,12 +39,15 @@ TABLES: Final = ("fms-acceleration", "litgpt", "qwen", "peft")
 LADDERS: Final = "timm"
 """The table that holds the largest batch that ran, and no bytes."""
 _FLUX_PIXELS: Final = 512
+FIT: Final = "gpumemnet fit"
 _TOO_LOW: Final = 0.9
 """Of a reading: what a rule says below that ends in an out-of-memory error in spite of a margin."""
 _BENCHMARK_BYTES: Final = {"peft": 4 * 86_580_480 + 14 * 512 * 7680 * 2}
 """Table → what its script keeps on the GPU beside the training: PEFT's ``image-gen/run.py`` has the
 judge of its images, DINOv2-base in fp32, and the embeddings of 14 prompts, in bfloat16."""
 _GPTQ: Final = "gptq_lora"
+ADAPTERS, QUANTISED = "adapters on frozen 16-bit weights", "4-bit base"
+SEVERAL_RANKS: Final = "several ranks"
 _BUILDING_LIBRARIES: Final = (
     "torch",
     "transformers",
@@ -84,6 +88,9 @@ class Reading(NamedTuple):
         kind: which factor its safe bytes have.
         read_bytes, expected_bytes: of the same quantity.
         rules: bytes by the rules of others (:func:`~research.estimators.fine_tuning.rules`).
+        gpu, family: the card and the model's family.
+        causes: what its memory depends on (:func:`_causes`).
+        context_bytes: in both quantities; 0 where the allocator was read.
     """
 
     source: str
@@ -92,6 +99,10 @@ class Reading(NamedTuple):
     read_bytes: float
     expected_bytes: float
     rules: Mapping[str, float]
+    gpu: str
+    family: str
+    causes: Sequence[str]
+    context_bytes: int
 
     @property
     def error(self) -> float:
@@ -120,14 +131,10 @@ def readings(
         kept: file of answers, in JSON lines: those of the same row, question and code are taken from
             it, others are added, so that a run that was stopped goes on.
         sources: the tables to compare with.
-        seconds: time after which no further job is asked.
+        seconds: time after which no further job is asked; an answer of earlier code stands for it.
     """
-    answers: dict[str, Reading | Ladder | str] = {}
-    if kept is not None and kept.exists():
-        for line in kept.read_text("utf-8").splitlines():
-            key, found = json.loads(line)
-            made = Ladder if key.startswith(LADDERS) else Reading
-            answers[key] = found if isinstance(found, str) else made(*found)
+    answers = kept_answers(kept)
+    earlier = {key.rpartition(" ")[0]: answer for key, answer in answers.items()}
     code = _code_digest() if kept is not None else ""
     end = inf if seconds is None else monotonic() + seconds
     for table in sources:
@@ -138,9 +145,12 @@ def readings(
             for row in rows:
                 if row["usable"] != "yes" or not (row["gpus"] == "1" or (exact and _is_fsdp(row))):
                     continue
-                key = f"{row['row_id']} {exact} {code}"
+                question = f"{row['row_id']} {exact}"
+                key = f"{question} {code}"
                 if key not in answers:
                     if monotonic() > end:
+                        if question in earlier:
+                            yield earlier[question]
                         continue
                     depth = {"exact": True} if exact else {}
                     answers[key] = ladder(row) if table == LADDERS else _reading(table, row, depth)
@@ -148,6 +158,17 @@ def readings(
                         with kept.open("a", encoding="utf-8") as file_of_answers:
                             file_of_answers.write(json.dumps([key, answers[key]]) + "\n")
                 yield answers[key]
+
+
+def kept_answers(kept: Path | None) -> dict[str, Reading | Ladder | str]:
+    """The answers in a file: row, depth and code → answer."""
+    answers: dict[str, Reading | Ladder | str] = {}
+    if kept is not None and kept.exists():
+        for line in kept.read_text("utf-8").splitlines():
+            key, found = json.loads(line)
+            made = Ladder if key.startswith(LADDERS) else Reading
+            answers[key] = found if isinstance(found, str) else made(*found)
+    return answers
 
 
 def _code_digest() -> str:
@@ -182,20 +203,55 @@ def _reading(table: str, row: dict[str, str], depth: dict[str, Any]) -> Reading 
         return f"{row['row_id']}: {error}"
     if depth and answer.depth != "exact":
         return f"{row['row_id']}: {next(note for note in answer.notes if 'not traced' in note)}"
-    quantity, read = row["reading_kind"], row["reading_bytes"]
-    if row.get("near_capacity") == "1" or row["gpus"] != "1":
-        quantity, read = "torch_max_allocated", row["torch_max_allocated_bytes"]
+    quantity, read = _quantity(row)
     parts = dict(answer.parts)
     expected = answer.expected_bytes + _BENCHMARK_BYTES.get(table, 0)
+    context_bytes = parts["context_bytes"]
     if quantity.startswith("torch_max"):
-        expected -= parts["context_bytes"]
-        expected -= communicator_bytes((int(row["gpus"]),))
+        expected -= context_bytes + communicator_bytes((int(row["gpus"]),))
+        context_bytes = 0
     if quantity == "torch_max_allocated":
         expected -= parts["fragmentation_bytes"]
     kind = "gptq" if answer.method.quantisation == "gptq" else "plain"
     config = find_model(answer.model).config
     others = rules(config, answer.parameters, answer.trained_parameters, answer.method)
-    return Reading(table, row["row_id"], kind, float(read), expected, others)
+    return Reading(
+        table,
+        row["row_id"],
+        kind,
+        read,
+        expected,
+        others,
+        gpu,
+        row["family"],
+        _causes(row),
+        context_bytes,
+    )
+
+
+def _quantity(row: Mapping[str, str]) -> tuple[str, float]:
+    """What was read; where the card was full, or of several, what its allocator gave to tensors."""
+    if row.get("near_capacity") == "1" or row["gpus"] != "1":
+        return "torch_max_allocated", float(row["torch_max_allocated_bytes"])
+    return row["reading_kind"], float(row["reading_bytes"])
+
+
+def _causes(row: Mapping[str, str]) -> list[str]:
+    """What the memory of a row's job depends on."""
+    is_small = "4bit" in row["precision"] or "nf4" in row["precision"] or row["method"] == _GPTQ
+    base = (
+        QUANTISED
+        if is_small
+        else "all weights trained in 16 bits"
+        if row["method"] == "full"
+        else ADAPTERS
+    )
+    return [
+        base,
+        *(["autocast"] if "amp" in row["precision"] else []),
+        "recomputed blocks" if row["checkpointing"].startswith("full") else "blocks kept",
+        *([] if row["gpus"] == "1" else [SEVERAL_RANKS]),
+    ]
 
 
 def _is_fsdp(row: dict[str, str]) -> bool:
@@ -312,7 +368,7 @@ def compare(
 
     Args:
         folder, exact, kept, sources, seconds: as in :func:`readings`.
-        write: whether to calibrate the safe bytes.
+        write: whether to calibrate the safe bytes: of traces if ``exact``, else of names.
     """
     found: list[Reading] = []
     ladders: list[Ladder] = []
@@ -324,8 +380,15 @@ def compare(
             ladders.append(each)
         else:
             missing.append(each)
-    lines = [*_bytes_compared(found, write=write)] if found else []
+    lines = [*_bytes_compared(found, write=write and not exact)] if found else []
     lines += comparison(ladders) if ladders else []
+    if exact:
+        from research import calibration
+
+        made = calibration.calibrated([*found, *ladders])
+        lines += ["", *calibration.table(made), "", f"margins of traces: {made.document}"]
+        if write:
+            calibration.write(made.document)
     return "\n".join([*lines, "", "Left out:", "", *(f"* {each}" for each in missing)])
 
 
@@ -353,24 +416,32 @@ def _bytes_compared(found: list[Reading], *, write: bool) -> Iterator[str]:
         replace_file(path, (json.dumps(factors) + "\n").encode())
 
 
-def _scoreboard(found: list[Reading]) -> Iterator[str]:
-    """How far ``fit`` and the rules of others lie from the same readings, the nearest first."""
-    ratios = {"gpumemnet fit": [1.0 + each.error for each in found]}
+def ratios(found: Sequence[Reading]) -> dict[str, NDArray[np.float64]]:
+    """Estimates over the same readings, by ``fit`` and by the rules of others."""
+    every: dict[str, list[float]] = {FIT: [1.0 + each.error for each in found]}
     for each in found:
         for name, rule_bytes in each.rules.items():
-            ratios.setdefault(name, []).append(rule_bytes / each.read_bytes)
+            every.setdefault(name, []).append(rule_bytes / each.read_bytes)
+    return {name: np.array(own) for name, own in every.items()}
+
+
+def figures(own: NDArray[np.float64]) -> tuple[float, float, float]:
+    """Median and 90th percentile of the error, and the share of estimates that are more than 10 %
+    too low."""
+    errors = np.abs(own - 1.0)
+    low = float(np.mean(own < _TOO_LOW))
+    return float(np.median(errors)), float(np.quantile(errors, 0.9)), low
+
+
+def _scoreboard(found: list[Reading]) -> Iterator[str]:
+    """How far ``fit`` and the rules of others lie from the same readings, the nearest first."""
     yield from ("", "| estimator | rows | median error | 90th | more than 10 % too low |")
     yield "|---|--:|--:|--:|--:|"
-    for name, own in sorted(ratios.items(), key=lambda each: _quantile(each[1], 0.5)):
-        low = np.mean(np.array(own) < _TOO_LOW)
-        cells = f"{_quantile(own, 0.5):.1%} | {_quantile(own, 0.9):.1%} | {low:.0%}"
-        yield f"| {name} | {len(own)} | {cells} |"
-
-
-def _quantile(ratios: list[float], level: float) -> float:
-    return float(np.quantile(np.abs(np.array(ratios) - 1.0), level))
+    for name, own in sorted(ratios(found).items(), key=lambda each: figures(each[1])):
+        median, most, low = figures(own)
+        yield f"| {name} | {len(own)} | {median:.1%} | {most:.1%} | {low:.0%} |"
 
 
 def _summary(found: list[Reading]) -> str:
-    errors = np.abs([each.error for each in found])
-    return f"{len(found)} rows, median {np.median(errors):.1%}, 90th {np.quantile(errors, 0.9):.1%}"
+    median, most, _ = figures(ratios(found)[FIT])
+    return f"{len(found)} rows, median {median:.1%}, 90th {most:.1%}"

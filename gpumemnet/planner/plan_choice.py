@@ -38,7 +38,7 @@ from gpumemnet.planner.searches import TIME_LIMIT_SECONDS, Found, exact, greedy,
 from gpumemnet.planner.step_units import split_step
 from gpumemnet.tracing.model_tracer import ModelTracer
 from gpumemnet.tracing.result import TraceAnswer
-from gpumemnet.tracing.timeline import MARGIN
+from gpumemnet.tracing.timeline import safety
 from gpumemnet.units import MIB, format_bytes
 
 _LOG: Final = logging.getLogger(__name__)
@@ -318,22 +318,18 @@ def plan_request(
     return answer
 
 
-def expected_budget(
-    available_bytes: int, expected_bytes: int, safe_bytes: int, reserved_bytes: int
-) -> int:
+def expected_budget(available_bytes: int, expected_bytes: int, safe_bytes: int) -> int:
     """Return the expected bytes at which the safe bytes of a job take all that is available.
 
-    The bound above the expected bytes is a share of the reserved bytes and a fixed amount.
+    The bound above the expected bytes is a share of them, at most the largest margin, and a fixed
+    amount.
 
     Args:
         available_bytes: memory that the process may use.
-        expected_bytes, safe_bytes, reserved_bytes: of the job without a plan.
+        expected_bytes, safe_bytes: of the job without a plan.
     """
-    fixed, context_bytes = (
-        safe_bytes - expected_bytes - MARGIN * reserved_bytes,
-        expected_bytes - reserved_bytes,
-    )
-    return int((available_bytes - fixed + MARGIN * context_bytes) / (1 + MARGIN))
+    share = max(safety()["margins"].values())
+    return expected_bytes + int((available_bytes - safe_bytes) / (1 + share))
 
 
 def _fitting_plan(
@@ -353,9 +349,7 @@ def _fitting_plan(
     Raises:
         PlanError: no plan fits.
     """
-    budget = expected_budget(
-        before.available_bytes, before.expected_bytes, before.safe_bytes, before.reserved_bytes
-    )
+    budget = expected_budget(before.available_bytes, before.expected_bytes, before.safe_bytes)
     available = format_bytes(before.available_bytes)
     target, too_small = budget, None
     for _ in range(_ATTEMPTS):

@@ -17,6 +17,7 @@ from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu import (
     MAX_CONTEXT_MIB,
     ContextEstimate,
+    DeviceProfile,
     available_mib,
     context,
     device_profile,
@@ -95,7 +96,7 @@ class GpuResolver:
             )
         self._cards = list(cards)
         self._context_bytes = context_bytes
-        self._known: dict[tuple[str, str], PredictionGpu] = {}
+        self._known: dict[tuple[str, int | None, str], PredictionGpu] = {}
         self._default = (
             self._find(gpu, SETTING) if gpu is not None else self._find(self._cards[0].gpu, DEFAULT)
         )
@@ -110,14 +111,14 @@ class GpuResolver:
 
     def _find(self, gpu: str, source: str) -> PredictionGpu:
         """The same object for the same GPU, so that what is computed for it can be kept."""
-        name = device_profile(gpu).name
-        if (name, source) not in self._known:
-            self._known[name, source] = self._prediction_gpu(name, source)
-        return self._known[name, source]
-
-    def _prediction_gpu(self, gpu: str, source: str) -> PredictionGpu:
         device = device_profile(gpu)
-        estimate = context(device)
+        key = device.name, device.context_bytes, source
+        if key not in self._known:
+            self._known[key] = self._prediction_gpu(device, source)
+        return self._known[key]
+
+    def _prediction_gpu(self, device: DeviceProfile, source: str) -> PredictionGpu:
+        gpu, estimate = device.name, context(device)
         measured = {card.contexts[gpu]: card.name for card in self._cards if gpu in card.contexts}
         sites = [
             card.site_calibration

@@ -21,7 +21,15 @@ from torch.optim import Optimizer
 from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.extract.extraction import ExtractOptions, extract_from
 from gpumemnet.extract.module_calls import ModelInputs
-from gpumemnet.gpu import YES, DeviceProfile, available_mib, context, device_profiles, verdict
+from gpumemnet.gpu import (
+    YES,
+    DeviceProfile,
+    available_mib,
+    context,
+    device_profiles,
+    older_stack,
+    verdict,
+)
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.tracing.api import TraceRequest
@@ -177,7 +185,7 @@ def result_of_run(
         expected_bytes=memory.expected_bytes,
         safe_bytes=memory.safe_bytes,
         startup_peak_bytes=None if is_searched_by_rules else memory.startup_peak_bytes,
-        safe_basis=safe_basis(device, timeline.convolves, bool(timeline.groups)),
+        safe_basis=safe_basis(device, run.timeline),
         parts={
             **memory.replayed.parts,
             "context": cuda_context.expected_bytes,
@@ -191,7 +199,7 @@ def result_of_run(
         smallest_bytes=smallest_bytes(run, timeline.sizes, device, settings),
         peak=memory.replayed.peak,
         loss=loss,
-        notes=notes,
+        notes=(*notes, *older_stack(device, memory.safe_bytes)),
         not_included=not_included(timeline),
         curve=curve_of(run, timeline.sizes, settings, memory.replayed.capacity_bytes)
         if with_curve

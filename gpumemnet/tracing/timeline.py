@@ -13,16 +13,18 @@ holds are fragmentation: rounding, and cached blocks that no request fits into.
 
 The safe bytes are an upper bound.  Scratch memory and the CUDA context enter at their upper bounds.
 A margin on the reserved bytes covers what a trace does not see: other orders of the same
-allocations, which fragment memory differently, and the algorithms that cuDNN chooses.  The margins
-come from measurements.
+allocations, which fragment memory differently, and the algorithms that cuDNN chooses.  Its size
+depends on the kind of the run and comes from readings that others published.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Final
+from functools import cache, partial
+from importlib import resources
+from typing import Any, Final
 
 from gpumemnet.allocator import EMPTY_CACHE, AllocatorSettings, OutOfMemory, replay, smallest_limit
 from gpumemnet.allocator.replay import Loop, find_loops
@@ -176,6 +178,19 @@ class Timeline:
         """Whether the run has convolutions."""
         return any(storage.operator.startswith(CONVOLUTION) for storage in self.storages)
 
+    @property
+    def kind(self) -> str:
+        """Which margin its safe bytes have."""
+        if any(ranks > 1 for ranks in self.groups):
+            return RANKS
+        if any(each.scratch == CONVOLUTION_WORKSPACE and each.size_bytes for each in self.storages):
+            return CONVOLUTIONS
+        gradients, weights = (
+            sum(each.size_bytes for each in self.storages if each.memory_class == name)
+            for name in ("gradient", "parameter")
+        )
+        return FROZEN if 2 * gradients < weights else OTHERS
+
     def phase_at(self, event: int) -> Phase:
         """Return the phase of an event."""
         return next(phase for phase in reversed(self.phases) if phase.start <= event)
@@ -297,15 +312,24 @@ def phases_of(
     return tuple(found.values())
 
 
-MARGIN: Final = 0.056
-"""Share of the reserved bytes added for what a trace does not see."""
-WORKSPACE_MARGIN: Final = 2.8
-"""How many times the largest convolution workspace is added too: readings of networks with large
-workspaces scatter more."""
-MARGIN_BASIS: Final = "98.8 % of 2,827 published readings of an A100 lie below, of architecture families that set no margin"
-"""From ``benchmarks/real_runs.py``: the margins are in the ratio 0.02 to 1, and scaled so that 99 %
-of the readings lie below."""
-_MEASURED_GPU: Final = (8, 0)
+CONVOLUTIONS, RANKS, FROZEN, OTHERS = "convolutions", "ranks", "frozen", "others"
+"""Kinds of runs, each with a margin of its own: with workspaces of convolutions, on several GPUs,
+most of the weights frozen, and any other."""
+
+
+@cache
+def safety() -> dict[str, Any]:
+    """What the safe bytes add, and how it did: ``python -m research calibrate`` makes the file.
+
+    * ``margins``: kind of run → share of the reserved bytes;
+    * ``workspaces``: how many times the largest convolution workspace is added too, as readings of
+      networks with large workspaces scatter more;
+    * ``coverage``: name of a GPU → published readings below the safe bytes, and all of them, each
+      with the margins of other model families.
+    """
+    text = resources.files("gpumemnet").joinpath("tracing/safety.json").read_text("utf-8")
+    document: dict[str, Any] = json.loads(text)
+    return document
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,7 +393,8 @@ def memory_of(
     outside = non_allocator_memory(device, run.timeline.groups)
     usable = available_mib(device) * MIB
     expected = _replayed_on(run, sizes, device, settings)
-    bound = _Bound(outside, _largest_workspace_bytes(run.timeline, sizes, run.origins))
+    workspaces = safety()["workspaces"] * _largest_workspace_bytes(run.timeline, sizes, run.origins)
+    bound = _Bound(safety()["margins"][run.timeline.kind], workspaces + outside.bound_bytes)
     safe = _safe_bytes(run, bounds, expected.reserved_bytes, bound, settings, usable)
     expected_bytes = expected.reserved_bytes + outside.expected_bytes
     startup_peak_bytes = expected.startup_peak_reserved_bytes + outside.expected_bytes
@@ -502,24 +527,21 @@ class _Bound:
     """The bound on a process, by what its allocator reserves with all scratch memory at its bound.
 
     Attributes:
-        outside: memory outside the allocator.
-        workspace_bytes: the largest expected workspace of a convolution.
+        margin: share of the reserved bytes for what a trace does not see.
+        fixed_bytes: memory outside the allocator at its bound, and the margin for workspaces.
     """
 
-    outside: ContextEstimate
-    workspace_bytes: int
+    margin: float
+    fixed_bytes: float
 
     def of_process(self, reserved_bytes: int) -> int:
         """Return the bound on a process whose allocator reserves ``reserved_bytes``."""
-        return round(reserved_bytes * (1 + MARGIN) + self._fixed_bytes())
+        return round(reserved_bytes * (1 + self.margin) + self.fixed_bytes)
 
     def of_allocator(self, usable_bytes: int) -> int:
         """Return what is left for the allocator within ``usable_bytes``: the inverse of
         :meth:`of_process`."""
-        return int((usable_bytes - self._fixed_bytes()) / (1 + MARGIN))
-
-    def _fixed_bytes(self) -> float:
-        return WORKSPACE_MARGIN * self.workspace_bytes + self.outside.bound_bytes
+        return int((usable_bytes - self.fixed_bytes) / (1 + self.margin))
 
 
 def _largest_workspace_bytes(
@@ -539,23 +561,25 @@ def _largest_workspace_bytes(
     )
 
 
-def safe_basis(device: DeviceProfile, convolves: bool, exchanges: bool = False) -> str:
-    """Return in words how the safe bytes are computed.
-
-    Args:
-        device: the GPU.
-        convolves: whether the run has convolutions.
-        exchanges: whether it exchanges data with other GPUs.
-    """
-    outside = ", CUDA context and NCCL" if exchanges else " and CUDA context"
+def safe_basis(device: DeviceProfile, timeline: Timeline) -> str:
+    """Return in words how the safe bytes of ``timeline`` on ``device`` are computed, and what share
+    of published readings lies below."""
+    known, kind = safety(), timeline.kind
+    outside = ", CUDA context and NCCL" if timeline.groups else " and CUDA context"
     workspaces = (
-        f", and {WORKSPACE_MARGIN} times the largest convolution workspace" if convolves else ""
+        f", and {known['workspaces']} times the largest convolution workspace"
+        if kind == CONVOLUTIONS
+        else ""
     )
-    is_measured = device.compute_capability == _MEASURED_GPU and not exchanges
-    coverage = MARGIN_BASIS if is_measured else "no coverage has been measured on this GPU"
+    below, rows = known["coverage"].get(device.name, (0, 0))
+    coverage = (
+        f"{below / rows:.1%} of {rows:,} published readings of this GPU lie below, of model families that set no margin"
+        if rows and kind != RANKS
+        else "no coverage has been measured on this GPU"
+    )
     return (
-        f"scratch memory{outside} at their bounds, and {MARGIN:.1%} of the reserved bytes{workspaces} for what a trace "
-        f"does not see; {coverage}"
+        f"scratch memory{outside} at their bounds, and {known['margins'][kind]:.1%} of the reserved bytes{workspaces} "
+        f"for what a trace does not see; {coverage}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Writes the scoreboard: a page, the same figures as JSON, and two pictures."""
+"""Writes the scoreboard: its first page, the appendix, the same figures as JSON, and pictures."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from research.estimators.xmem import XMEM
 
 from .board import SAMPLE_TITLE, Line, Table
 from .collect import FORMULAS, OF_MODELS
+from .front import write_front
 from .ours import TRACE
-from .pictures import bound_picture, error_picture, png
 from .protocol import Figures
 from .sets import RowSet
 
@@ -55,7 +55,8 @@ def write_page(
     agreements: Mapping[str, Mapping[str, tuple[int, float]]],
     command: str,
 ) -> Path:
-    """Write ``index.md``, ``results.json`` and two pictures into ``out``; returns the page's path.
+    """Write the first page, ``appendix.md``, ``results.json`` and pictures into ``out``; returns the
+    first page's path.
 
     Args:
         out: the folder.
@@ -67,33 +68,14 @@ def write_page(
     out.mkdir(parents=True, exist_ok=True)
     shown = {title: _main_table(made) for title, (_, made) in sets.items() if made}
     lines = [
-        "# Scoreboard: published estimators on published runs",
+        "# Published estimators on published runs, set by set",
         "",
         *_firsts(shown),
         "",
-        f"`{command}` makes this page; [how to read it](reading.md) explains its columns, and how to add",
-        "an estimator.",
+        f"`{command}` makes this page, the appendix of the [scoreboard](index.md);",
+        "[how to read it](reading.md) explains its columns, and how to add an estimator.",
         "",
     ]
-    for name, draw, words in (
-        (
-            "error.png",
-            error_picture,
-            "Error against seconds: hollow as it comes, filled with a line",
-        ),
-        (
-            "bound.png",
-            bound_picture,
-            "Under-rate against over-allocation: hollow as it comes, filled as a bound",
-        ),
-    ):
-        replace_file(out / name, png(draw(shown)))
-        lines += [
-            f"![{words}]({name})",
-            "",
-            f"*{words}. One panel a set, on the rows of its sample.*",
-            "",
-        ]
     document: dict[str, Any] = {"command": command, "sets": {}}
     for title, (rows, made) in sets.items():
         lines += [f"## {title}", ""]
@@ -126,9 +108,9 @@ def write_page(
     replace_file(
         out / "results.json", (json.dumps(_without_nan(document), indent=1) + "\n").encode()
     )
-    path = out / "index.md"
-    replace_file(path, ("\n".join(lines) + "\n").encode())
-    return path
+    lines += ["", *write_front(out, {title: made for title, (_, made) in sets.items()}, command)]
+    replace_file(out / "appendix.md", ("\n".join(lines).rstrip() + "\n").encode())
+    return out / "index.md"
 
 
 def _main_table(made: Sequence[Table]) -> Table:

@@ -19,6 +19,7 @@ ROW = {
     "gpu": "NVIDIA A10G 24GB",
     "usable": "yes",
     "reading_kind": "torch_max_allocated",
+    "family": "llama2",
     "lora_rank": "32",
     "lora_targets": "query,value",
     "reading_bytes": "19770000000",

@@ -136,6 +136,7 @@ def test_a_small_part_from_the_command_line(tmp_path: Path) -> None:
     assert set(document["sets"]) == {"mlp", "cnn"}
     names = {line["name"] for line in document["sets"]["mlp"]["tables"][0]["lines"]}
     assert {"naive", "Horus", "SchedTune", "gpumemnet, trace", "gpumemnet, closed form"} <= names
-    assert {"index.md", "results.json", "error.png", "bound.png", ANSWERS} == {
+    assert {"index.md", "appendix.md", "results.json", "safe.png", ANSWERS} == {
         path.name for path in tmp_path.iterdir()
     }
+    assert "| NVIDIA A100-SXM4-40GB | 2,827 | 44 |" in (tmp_path / "index.md").read_text()
