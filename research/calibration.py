@@ -126,19 +126,18 @@ def _of_dataset(name: str) -> Iterator[Run]:
 
 
 def margins(every: Sequence[Run]) -> dict[str, float]:
-    """The margin of each kind, below which :data:`COVERAGE` of its readings lie: the largest that a
-    reading needed where there are too few, and that of all kinds where there is none."""
+    """The margin of each kind, below which :data:`COVERAGE` of its readings lie; where there are too
+    few, the largest that one of them, or another kind, needs."""
     needed = {
         kind: np.array([run.needed for run in every if run.kind == kind])
         for kind in (CONVOLUTIONS, FROZEN, OTHERS, RANKS)
     }
-    found = {
-        kind: conformal_quantiles(own, [COVERAGE])[0] or float(own.max())
+    found = {kind: conformal_quantiles(own, [COVERAGE])[0] for kind, own in needed.items()}
+    widest = max((margin for margin in found.values() if margin), default=0.0)
+    return {
+        kind: round(float(max([0.0, found[kind] or max([widest, *own])])), 4)
         for kind, own in needed.items()
-        if len(own)
     }
-    widest = max(found.values())
-    return {kind: round(max(found.get(kind, widest), 0.0), 4) for kind in needed}
 
 
 def held_out(every: Sequence[Run]) -> list[tuple[Run, float]]:
@@ -179,7 +178,7 @@ def calibrated(found: Iterable[Reading | Ladder]) -> Calibration:
     if ladders:
         denied = sum(each.safe != TOO_LOW for each in ladders)
         coverage[device_profile(GPU).name] = [denied, len(ladders)]
-    document = {
+    document: dict[str, Any] = {
         "margins": margins(every),
         "workspaces": safety()["workspaces"],
         "coverage": dict(sorted(coverage.items())),
