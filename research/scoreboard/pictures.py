@@ -17,6 +17,8 @@ WIDTH: Final = 9.0
 RESOLUTION: Final = 150
 _OURS, _RED, _BLACK = "#0072B2", "#D55E00", "#000000"
 _BAND: Final = 0.1
+_EDGES: Final = {False: (0.05, 20.0), True: (0.6, 1.2)}
+"""Whether shares are those of a bound → where points beyond are drawn."""
 _SHARES: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
@@ -44,13 +46,12 @@ def strips(groups: Mapping[str, NDArray[np.float64]], words: str, *, is_bound: b
         own = _OURS if is_bound or name.startswith("gpumemnet") else _BLACK
         colours = np.where((values > 1.0) & is_bound, _RED, own)
         heights = height + random.uniform(-0.3, 0.3, len(values))
-        axes.scatter(np.clip(values, 0.05, 20.0), heights, s=7, c=colours, alpha=0.5, linewidths=0)
+        shown = np.clip(values, *_EDGES[is_bound])
+        axes.scatter(shown, heights, s=7, c=colours, alpha=0.5, linewidths=0)
     axes.axvline(1.0, color=_BLACK, linewidth=0.8)
     axes.set_yticks(range(len(groups)), [*reversed(groups)], fontsize=8)
     axes.set_xlabel(words, fontsize=8)
-    if is_bound:
-        axes.set_xlim(0.6, 1.2)
-    else:
+    if not is_bound:
         axes.set_xscale("log")
         axes.axvspan(1.0 - _BAND, 1.0 + _BAND, color=_OURS, alpha=0.12)
         axes.set_xticks(_SHARES, [f"{share:g}" for share in _SHARES])
