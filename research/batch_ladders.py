@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 import gpumemnet
 from gpumemnet.errors import GpumemnetError
-from gpumemnet.gpu import device_profile
+from gpumemnet.gpu import available_mib, device_profile
 from gpumemnet.torch_private.names import declare_torchvision_operators
+from gpumemnet.units import MIB
 
 GPU: Final = "RTX 3090"
 EXACT, TOO_HIGH, TOO_LOW = "exact", "too high", "too low"
@@ -62,8 +63,8 @@ class Ladder(NamedTuple):
 
 
 def _agreement(fits_bytes: int, fails_bytes: int) -> str:
-    capacity = device_profile(GPU).capacity_bytes
-    return TOO_HIGH if fits_bytes > capacity else EXACT if fails_bytes > capacity else TOO_LOW
+    usable = available_mib(device_profile(GPU)) * MIB
+    return TOO_HIGH if fits_bytes > usable else EXACT if fails_bytes > usable else TOO_LOW
 
 
 def ladder(row: Mapping[str, str]) -> Ladder | str:

@@ -12,6 +12,7 @@ from gpumemnet.errors import ExtractError
 from gpumemnet.tracing.api import ExtraResults
 from gpumemnet.tracing.script.batch_sizes import BatchSetting, find_setting
 from gpumemnet.tracing.script.start import trace_script
+from gpumemnet.tracing.timeline import safety
 from gpumemnet.units import MIB
 
 
@@ -127,6 +128,6 @@ def test_batch_sizes_of_the_whole_run_are_followed_to_where_they_are_made(
     # of each further sample eight outputs of the evaluation, and the input of one: 64 x 4 KiB
     assert grown / MIB == pytest.approx(8 * 9 * 64 / 256, abs=4)
     if answer.max_batch_size is not None:
-        fixed = answer.batches[0].safe_bytes - 8 * grown / 8 * 1.056
-        room = answer.available_bytes - fixed
-        assert answer.max_batch_size == pytest.approx(room / (grown / 8 * 1.056), rel=0.01)
+        sample = grown / 8 * (1 + safety()["margins"]["others"])
+        room = answer.available_bytes - (answer.batches[0].safe_bytes - 8 * sample)
+        assert answer.max_batch_size == pytest.approx(room / sample, rel=0.01)
