@@ -319,7 +319,8 @@ most of the weights frozen, and any other."""
 
 @cache
 def safety() -> dict[str, Any]:
-    """What the safe bytes add, and how it did: ``python -m research calibrate`` makes the file.
+    """What the safe bytes add, and how it did: ``python -m research readings FOLDER --exact --write``
+    makes the file.
 
     * ``margins``: kind of run → share of the reserved bytes;
     * ``workspaces``: how many times the largest convolution workspace is added too, as readings of
@@ -566,11 +567,6 @@ def safe_basis(device: DeviceProfile, timeline: Timeline) -> str:
     of published readings lies below."""
     known, kind = safety(), timeline.kind
     outside = ", CUDA context and NCCL" if timeline.groups else " and CUDA context"
-    workspaces = (
-        f", and {known['workspaces']} times the largest convolution workspace"
-        if kind == CONVOLUTIONS
-        else ""
-    )
     below, rows = known["coverage"].get(device.name, (0, 0))
     coverage = (
         f"{below / rows:.1%} of {rows:,} published readings of this GPU lie below, of model families that set no margin"
@@ -578,8 +574,8 @@ def safe_basis(device: DeviceProfile, timeline: Timeline) -> str:
         else "no coverage has been measured on this GPU"
     )
     return (
-        f"scratch memory{outside} at their bounds, and {known['margins'][kind]:.1%} of the reserved bytes{workspaces} "
-        f"for what a trace does not see; {coverage}"
+        f"scratch memory{outside} at their bounds, and {known['margins'][kind]:.1%} of the reserved bytes, "
+        f"and {known['workspaces']} times the largest convolution workspace, for what a trace does not see; {coverage}"
     )
 
 
