@@ -19,15 +19,14 @@ depends on the kind of the run and comes from readings that others published.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from importlib import resources
 from typing import Any, Final
 
 from gpumemnet.allocator import EMPTY_CACHE, AllocatorSettings, OutOfMemory, replay, smallest_limit
 from gpumemnet.allocator.replay import Loop, find_loops
+from gpumemnet.atomic_files import shipped_json
 from gpumemnet.gpu import ContextEstimate, DeviceProfile, available_mib, context
 from gpumemnet.physics.replicas import NCCL_SOURCE, communicator_bound_bytes, communicator_bytes
 from gpumemnet.tracing.result import Curve, Peak, PhasePeak
@@ -328,8 +327,7 @@ def safety() -> dict[str, Any]:
     * ``coverage``: name of a GPU → published readings below the safe bytes, and all of them, each
       with the margins of other model families.
     """
-    text = resources.files("gpumemnet").joinpath("tracing/safety.json").read_text("utf-8")
-    document: dict[str, Any] = json.loads(text)
+    document: dict[str, Any] = shipped_json("tracing/safety.json")
     return document
 
 
