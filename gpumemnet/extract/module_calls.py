@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from types import TracebackType
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -186,7 +187,9 @@ class ModulePath:
         entered: Callable[[nn.Module], None] | None = None,
         left: Callable[[nn.Module, tuple[object, object], object], None] | None = None,
     ) -> None:
-        self._names: dict[nn.Module, str] = {module: name for name, module in model.named_modules()}
+        self._names: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary(
+            {module: name for name, module in model.named_modules()}
+        )
         self._entered = entered
         self._left = left
         self._stack: list[nn.Module] = []

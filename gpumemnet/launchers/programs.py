@@ -136,6 +136,7 @@ def _started(
         words: its arguments.
     """
     folder = Path(name)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a program sees the simulated GPU alone
     document = json.loads((folder / _REQUEST).read_text())
     if program == "nvidia-smi":
         sys.stdout.write(f"{nvidia_smi(document['card'], words)}\n")

@@ -7,7 +7,6 @@ their place.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -29,7 +28,6 @@ DEVICE_READERS: Final = (
 """Its code writes nothing of a meta tensor."""
 SHARDING_FOLDER: Final = f"{TORCH_FOLDER}distributed/fsdp"
 LAYERS_FOLDER: Final = str(Path(torch.nn.modules.__file__).parent)
-LBFGS_FILE: Final = inspect.getfile(torch.optim.LBFGS)
 WRAPPER_FILES: Final = frozenset({f"{TORCH_FOLDER}overrides.py", f"{TORCH_FOLDER}utils/_device.py"})
 """Files of PyTorch that stand between a caller and a function mode; the last is ``with
 torch.device(…)``."""
@@ -161,18 +159,11 @@ def without_modes() -> Iterator[None]:
 
 
 THREAD_START: Final = TorchName("threading:Thread.start", _FOR_THREADS)
-PROCESS_INIT: Final = TorchName(
-    "multiprocessing.process:BaseProcess.__init__",
-    "know what a process is given",
-)
 PROCESS_START: Final = TorchName(
-    "multiprocessing.process:BaseProcess.start", "run the first of several processes in this one"
+    "multiprocessing.process:BaseProcess.start", "let processes inherit the simulated GPU"
 )
 FORK: Final = TorchName(
     "multiprocessing.context:ForkProcess._Popen", "let processes inherit the simulated GPU"
-)
-PROCESS_JOIN: Final = TorchName(
-    "multiprocessing.process:BaseProcess.join", "run the first of several processes in this one"
 )
 SAFETENSORS_SAVE: Final = TorchName(
     "safetensors.torch:save_file", "write files with zeros for weights without values"

@@ -64,6 +64,7 @@ def fill_history(optimizer: LBFGS) -> None:
     missing = group["history_size"] - len(state["old_dirs"])
     state["old_dirs"] += [torch.empty_like(state["d"]) for _ in range(missing)]
     state["old_stps"] += [torch.empty_like(state["d"]) for _ in range(missing)]
+    state["H_diag"] = state["d"].new_empty(())
     state["ro"] += [state["d"].new_empty(()) for _ in range(missing)]
 
 

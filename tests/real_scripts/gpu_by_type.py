@@ -1,7 +1,11 @@
 """The default type of tensors is one of the GPU, types are asked for, and weights are assigned."""
 
+import os
+
 import torch
 from torch import nn
+
+assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
 
 torch.set_default_tensor_type("torch.cuda.FloatTensor")
 model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 10))

@@ -31,6 +31,7 @@ from gpumemnet.extract.placement import (
     REAL_WHOLE_ELEMENTS,
     device_named,
     is_meta,
+    is_small,
 )
 from gpumemnet.extract.sparse_tensors import meta_copy
 from gpumemnet.launchers import deepspeed_engine
@@ -70,6 +71,7 @@ _KNOWN: Final = frozenset(
         torch.tensor,
         torch.as_tensor,
         torch.arange,
+        torch.linspace,
         torch.zeros,
         torch.ones,
         torch.full,
@@ -143,6 +145,13 @@ class GpuRequests(TorchFunctionMode):
                 given.is_meta or self._observer.device_of(given) == GPU
             ):
                 return given  # as for CUDA tensors, which processes share anyway
+            if (
+                func is Tensor.__deepcopy__
+                and _keeps_values(given)
+                and self._observer.device_of(given) == GPU
+            ):
+                args[1][id(given)] = copied = given.clone()  # its copy is on the GPU
+                return copied
             if func is Tensor.data_ptr and given.is_meta:
                 return storage_id(given) + given.storage_offset() * given.element_size()
             if func is Tensor.type:
@@ -195,7 +204,7 @@ class GpuRequests(TorchFunctionMode):
             named.pop("pin_memory", None)
             result = func(*args, **named)
             if isinstance(result, Tensor):
-                if func in _KNOWN and (_keeps_values(result) or _is_constant(func, args)):
+                if func in _KNOWN and (_keeps_values(result) or _is_constant(func, args, result)):
                     result = func(*args, **{**named, "device": _HOST})
                 self._observer.arrived(result, _name_of(func))
             return result
@@ -206,7 +215,7 @@ class GpuRequests(TorchFunctionMode):
                 return self._on_host(partial(func, *args, **{**named, "device": _META}))
         result = func(*args, **named)
         if args:
-            self._values.learn(func, args, result, _called_from(names.LBFGS_FILE))
+            self._values.learn(func, args, result)
         return result
 
     def _set_data(self, tensor: Tensor, data: Tensor) -> None:
@@ -381,7 +390,7 @@ def _move_own(
             memory_format=target_layout
         )
         if (
-            tensor.is_meta
+            (tensor.is_meta or _keeps_values(tensor))
             and target_dtype == tensor.dtype
             and in_layout
             and observer.device_of(tensor) == GPU
@@ -405,6 +414,8 @@ def _move_own(
         if buffer is None:
             continue
         fresh = converted(buffer)
+        if fresh is not None and _keeps_values(buffer) and not buffer.is_meta:
+            fresh = buffer.clone()  # a counter, say
         buffers[name] = arrived = buffer if fresh is None else fresh
         observer.module_tensor(arrived, module, False)
 
@@ -585,9 +596,11 @@ def _keeps_values(tensor: Tensor) -> bool:
     )
 
 
-def _is_constant(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
-    """Whether a tensor is made of one number, such as a learning rate, which code compares."""
-    return func is torch.tensor and bool(args) and type(args[0]) in (int, float)
+def _is_constant(func: Callable[..., Any], args: tuple[Any, ...], made: Tensor) -> bool:
+    """Whether a tensor is made of numbers, such as a learning rate or steps of time, which code
+    compares."""
+    is_number = bool(args) and type(args[0]) in (int, float)
+    return is_number and func in (torch.tensor, torch.arange, torch.linspace) and is_small(made)
 
 
 def _stands_for_gpu(device: object) -> bool:

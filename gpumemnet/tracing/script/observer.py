@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -115,7 +116,14 @@ class ScriptModules(ModulePath):
         super().__init__(nn.Identity(), entered, left)
         self._starting = starting
         self._names.clear()
-        self.models: list[nn.Module] = []
+        self._models: list[weakref.ref[nn.Module]] = []
+        self.model_names: list[str] = []
+        """Class names of the models with parameters, without their wrapper for several GPUs."""
+
+    @property
+    def models(self) -> list[nn.Module]:
+        """The models that the script has not dropped."""
+        return [model for model in (one() for one in self._models) if model is not None]
 
     def learn(self, module: nn.Module) -> None:
         """Add ``module`` as a model, unless it is part of a known one."""
@@ -126,8 +134,11 @@ class ScriptModules(ModulePath):
             self.learn(inner)
             self._names[module] = self._names[inner]
             return
-        self.models.append(module)
+        self._models.append(weakref.ref(module))
         root = type(module).__name__
+        if next(module.parameters(), None) is not None:
+            alone = module.module if isinstance(module, DistributedDataParallel) else module
+            self.model_names.append(type(alone).__name__.removeprefix("FSDP"))
         for name, child in module.named_modules():
             self._names.setdefault(child, f"{root}.{name}" if name else root)
 
@@ -164,12 +175,11 @@ class ScriptObserver:
         self.streams = Streams(self.recorder.use_stream)
         self._batch_size: int | None = None
         """Samples that the first model of the first backward pass got."""
-        self._batch_sizes: dict[nn.Module, int] = {}
+        self._batch_sizes: dict[weakref.ref[nn.Module], int] = {}
         """Samples that models got before that pass."""
         self._inner_batch_size: int | None = None
         """Samples that the first module with parameters got inside the running model."""
         self._second_dimension: int | None = None
-        self.loss = "the script's own"
         self.notes: dict[str, str] = {}
         self._platform = platform
         self._parameters: dict[int, tuple[weakref.ref[Tensor], str]] = {}
@@ -189,10 +199,11 @@ class ScriptObserver:
         self.loaders = Loaders(lambda: self.first is not None, self._gives, resized)
         self.step_names: dict[int, str] = {}
         """Step → the batch that it trains on, where that was chosen."""
+        self._first_model: weakref.ref[nn.Module] | None = None
         self.shapes: dict[int, str] = {}
         """Step → shapes of what the first model was called with in training."""
         self._generation = Generation()
-        self._optimizers: list[weakref.ref[Optimizer]] = []
+        self._made: list[weakref.ref[Optimizer]] = []
         self._whole: WholeRun | None = None
         self._is_counting = False
         self._in_engine = self._has_engine = False
@@ -265,13 +276,6 @@ class ScriptObserver:
         return _STEPS + (len(self._stepped) > 1) if self._has_optimizer else _PASSES
 
     # Called by the simulated GPU; see :mod:`gpumemnet.tracing.script.gpu`.
-
-    @property
-    def models(self) -> list[nn.Module]:
-        """The outermost modules with parameters that ran or were moved to the GPU."""
-        return [
-            model for model in self.modules.models if next(model.parameters(), None) is not None
-        ]
 
     def device_of(self, tensor: Tensor) -> torch.device:
         """The device of a tensor, meta or real: a meta tensor that is not on the GPU stands for a
@@ -401,7 +405,7 @@ class ScriptObserver:
                 self._has_optimizer, self._boundaries = True, 0
                 self.notes.pop("optimizer", None)
             if not self._is_counting:
-                self._optimizers.append(weakref.ref(optimizer))
+                self._made.append(weakref.ref(optimizer))
             make_optimizer(optimizer, *args, **kwargs)
 
         passes = RepeatedPasses(
@@ -475,7 +479,10 @@ class ScriptObserver:
         events = self.recorder.now() - len(self.first.events)
         is_growing = self.recorder.phase == GENERATION
         most = MORE_EVENTS_OF_GENERATION if is_growing else MORE_EVENTS
-        if is_over or events > most or monotonic() > self._last_second:
+        is_enough = events > most and all(
+            self._stepped[id(each)] != 1 for each in self._optimizers()
+        )
+        if is_over or is_enough or monotonic() > self._last_second:
             if is_growing:
                 self.notes[GENERATION] = self._generation.sentence
             self._whole = self.whole_run()
@@ -491,20 +498,21 @@ class ScriptObserver:
         """Return what the run has shown after its first steps; ``None`` if it had none."""
         if self.first is None or self._whole is not None:
             return self._whole
-        optimizers = [each for each in (one() for one in self._optimizers) if each is not None]
         left, frozen = 0, 0
         sentences = []
-        for optimizer in optimizers:
+        for optimizer in self._optimizers():
             parameters = [each for group in optimizer.param_groups for each in group["params"]]
             held = [each for each in parameters if self.device_of(each) == _GPU]
-            still = [each for each in held if not each.requires_grad]
-            frozen += self._state_bytes(optimizer, still)
-            trained = [each for each in held if each.requires_grad]
-            if trained and not self._stepped[id(optimizer)]:
-                left += self._state_bytes(optimizer, trained)
+            trained = [each for each in held if each.requires_grad or each in optimizer.state]
+            known = set(map(id, trained))  # some scripts turn requires_grad off between steps
+            frozen += self._state_bytes(optimizer, [each for each in held if id(each) not in known])
+            stepped = self._stepped[id(optimizer)]
+            if trained and stepped < _STEPS:
+                more = self._state_bytes(optimizer, trained)
+                left += more
                 sentences.append(
-                    f"{type(optimizer).__name__} never stepped in the {self._boundaries:,} steps that were traced: "
-                    f"the safe bytes hold its gradients and state ({left / MIB:,.0f} MiB)"
+                    f"{type(optimizer).__name__} {'stepped once' if stepped else 'never stepped'} in the {self._boundaries:,} steps "
+                    f"that were traced: the safe bytes hold its gradients and state ({more / MIB:,.0f} MiB)"
                 )
         if frozen >= MIB:
             sentences.append(
@@ -520,6 +528,10 @@ class ScriptObserver:
         return WholeRun(
             self.recorder.timeline(), self._boundaries, self.step_names, left, tuple(sentences)
         )
+
+    def _optimizers(self) -> list[Optimizer]:
+        """The optimizers that the script has not dropped."""
+        return [each for each in (one() for one in self._made) if each is not None]
 
     def _model_starts(self) -> None:
         self._end_whole_run()
@@ -547,7 +559,9 @@ class ScriptObserver:
             given = [each for each in tensors_in(arguments) if each.ndim]
             shape = ", ".join("x".join(map(str, each.shape)) for each in given)
             if given and next(module.parameters(), None) is not None:
-                self.shapes.setdefault(step, shape)
+                self._first_model = self._first_model or weakref.ref(module)
+                if self._first_model() is module:
+                    self.shapes.setdefault(step, shape)
         if self._batch_size is None and self._started:
             self._learn_batch_size(
                 module, [tensor for tensor in tensors_in(arguments) if tensor.ndim]
@@ -570,13 +584,14 @@ class ScriptObserver:
         if is_model:
             self._inner_batch_size = None
         if is_model and has_parameters and size is not None:
-            self._batch_sizes.setdefault(module, size)
+            self._batch_sizes.setdefault(weakref.ref(module), size)
 
     def _settle_batch_size(self, leaves: set[int]) -> None:
         """Take the number of samples from the first model whose parameters are among ``leaves``:
         others may only have acted."""
-        for model, size in self._batch_sizes.items():
-            if any(id(parameter) in leaves for parameter in model.parameters()):
+        for reference, size in self._batch_sizes.items():
+            model = reference()
+            if model is not None and any(id(each) in leaves for each in model.parameters()):
                 self._batch_size = size
                 self._batch_sizes.clear()
                 return

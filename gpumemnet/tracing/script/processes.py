@@ -1,10 +1,9 @@
-"""Several GPUs, processes and threads of a script: one of its ranks, the first process, and threads
-that allocate like the main one.
+"""Several GPUs, processes and threads of a script: one of its ranks, processes that inherit the
+simulated GPU, and threads that allocate like the main one.
 
 * A script that trains on several GPUs runs as one of its ranks, as ``torchrun`` would start it.
-* A process that is started with a model on the GPU runs in this one: the first of several.  Others
-  are forked and inherit the simulated GPU; see :mod:`gpumemnet.launchers.programs`.  Workers of
-  data loaders start as they are, and allocate nothing on the GPU.
+* A process that is started is forked and inherits the simulated GPU, with a model that is there;
+  see :mod:`gpumemnet.launchers.programs`.  Workers of data loaders allocate nothing on it.
 * PyTorch's modes belong to one thread, so a thread that a script starts inherits those of the
   trace: threads of data loaders and prefetchers move tensors to the GPU.
 """
@@ -12,21 +11,19 @@ that allocate like the main one.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.context import ForkProcess
 from multiprocessing.process import BaseProcess
 from threading import Thread
 from typing import Any
 from unittest.mock import patch
-from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from gpumemnet.errors import ExtractError
-from gpumemnet.extract.module_calls import tensors_in
 from gpumemnet.launchers.launch_line import torchrun_environment
 from gpumemnet.launchers.parallel import process_group
 from gpumemnet.launchers.pipeline_stages import StageFolder
@@ -35,7 +32,7 @@ from gpumemnet.torch_private import script as script
 from gpumemnet.torch_private import training
 from gpumemnet.torch_private.names import replaced, without_function_modes
 from gpumemnet.tracing.script.observer import EnoughSteps, ScriptObserver
-from gpumemnet.tracing.script.simulated_cuda import GPU, swap_for_meta
+from gpumemnet.tracing.script.simulated_cuda import swap_for_meta
 
 
 @contextmanager
@@ -59,93 +56,39 @@ def threads_inherit_modes() -> Iterator[None]:
 
 
 @contextmanager
-def first_process_runs_here(
-    device_of: Callable[[Tensor], torch.device],
-    note: Callable[[str], None],
-    report: Callable[[], None],
-) -> Iterator[None]:
-    """Context in which the first process that is started with a model or a tensor on the GPU runs
-    in this one, and others not; any other process inherits the simulated GPU.
+def processes_inherit_gpu(traced: Callable[[Callable[[], None]], None]) -> Iterator[None]:
+    """Context in which a process starts with the simulated GPU: it is forked, whatever the script
+    asks for, if its code is the script's own or a data loader's.
 
     Args:
-        device_of: returns the device of a tensor as the script sees it.
-        note: called with a sentence for the answer.
-        report: called in another process when it ends, or has trained enough.
+        traced: runs what a process does, in that process, and reports its memory.
     """
-    make, start, join = (
-        name.value() for name in (script.PROCESS_INIT, script.PROCESS_START, script.PROCESS_JOIN)
-    )
-    given: WeakKeyDictionary[BaseProcess, tuple[object, ...]] = WeakKeyDictionary()
-    ended: WeakSet[BaseProcess] = WeakSet()
-
-    def made(
-        process: BaseProcess,
-        group: None = None,
-        target: Any = None,
-        name: str | None = None,
-        args: Iterable[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> None:
-        args, kwargs = tuple(args), dict(kwargs or {})
-        make(process, group, target, name, args, kwargs, **options)
-        given[process] = (*args, *kwargs.values())
+    start = script.PROCESS_START.value()
+    waited_for: list[BaseProcess] = []
 
     def started(process: BaseProcess) -> None:
-        values = given.get(process, ())
-        weights = [
-            weight
-            for value in values
-            if isinstance(value, nn.Module)
-            for weight in value.parameters()
-        ]
-        if not any(device_of(tensor) == GPU for tensor in (*tensors_in(values), *weights)):
-            _start_with_gpu(process, start, report)
-            return
-        ended.add(process)
-        if len(ended) == 1:
-            note(
-                "the script starts processes that share a model on the GPU: this is one of them with the model; "
-                "each of the others takes a CUDA context, and its own gradients, batches and activations"
-            )
-            process.run()
+        run: Any = process.run
+        function = getattr(process, "_target", None) or run
+        file = getattr(getattr(function, "__code__", None), "co_filename", "")
+        is_loader = file.startswith(script.TORCH_FOLDER)
+        is_own = is_user_code(file)
 
-    def joined(process: BaseProcess, timeout: float | None = None) -> None:
-        if process not in ended:
-            join(process, timeout)
+        def run_traced() -> None:
+            torch.set_num_threads(1)  # those of the process that it is forked from are not here
+            traced(run)
 
-    with replaced(
-        [
-            (script.PROCESS_INIT, made),
-            (script.PROCESS_START, started),
-            (script.PROCESS_JOIN, joined),
-        ]
-    ):
-        yield
-
-
-def _start_with_gpu(
-    process: BaseProcess, start: Callable[[BaseProcess], None], report: Callable[[], None]
-) -> None:
-    """Start a process with the simulated GPU: it is forked, whatever the script asks for, if its
-    code is the script's own."""
-    run: Any = process.run
-    target = getattr(process, "_target", None)
-    code = getattr(target or run, "__code__", None)
-    if code is None or code.co_filename.startswith(script.TORCH_FOLDER):  # a data loader's
+        if file and not is_loader:
+            process.run = run_traced  # type: ignore[method-assign]
+        if (is_loader or is_own) and not isinstance(process, ForkProcess):
+            vars(process)["_Popen"] = script.FORK.value()
         start(process)
-        return
+        if is_own and not process.daemon:
+            waited_for.append(process)
 
-    def run_and_report() -> None:
-        torch.set_num_threads(1)  # those of the process that it is forked from are not here
-        with suppress(EnoughSteps):
-            run()
-        report()
-
-    process.run = run_and_report  # type: ignore[method-assign]
-    if is_user_code(code.co_filename) and not isinstance(process, ForkProcess):
-        vars(process)["_Popen"] = script.FORK.value()
-    start(process)
+    with replaced([(script.PROCESS_START, started)]):
+        yield
+        for process in waited_for:  # as Python does before it ends
+            process.join()
 
 
 @contextmanager

@@ -11,6 +11,7 @@ what follows from its choice is computed.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, MutableMapping
 from typing import Any, Final, Self
@@ -31,6 +32,7 @@ from gpumemnet.torch_private.names import (
     aten,
     operator_name,
     schema,
+    tree_leaves,
     without_function_modes,
 )
 from gpumemnet.tracing.missing_values import guess_of, running_place, selection_of, selects
@@ -61,7 +63,6 @@ _OR: Final = _functions("logical_or", "bitwise_or", "__or__", "__ror__")
 _AND: Final = _functions("logical_and", "bitwise_and", "__and__", "__rand__")
 _EQUAL: Final = _functions("eq", "__eq__")
 _UNEQUAL: Final = _functions("ne", "__ne__")
-_GREATER: Final = _functions("gt", "__gt__")
 _COUNTS: Final = _functions("sum", "count_nonzero")
 _KEEPS_COUNT: Final = _functions("clone", "detach", "long", "int", "to", "max", "view", "reshape")
 _MOST_CANDIDATES: Final = 1024
@@ -104,6 +105,8 @@ class ReadValues(MissingValues):
         self._sentences: dict[str, str] = {}
         self._truths: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
         self._counts: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
+        self._masks: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
+        """Masks that were made of others → how many elements they select."""
         self._assumed: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
         self.selections: dict[str, None] = {}
         """Lines that select elements by values of the GPU, in order."""
@@ -142,7 +145,11 @@ class ReadValues(MissingValues):
             UnknownValueError: as ``error``, for another shape that depends on values.
         """
         if schema(operator).name not in READS_VALUE_BELOW:
-            selection = selection_of(operator, self._selected_share)
+            masks = [each for each in tree_leaves(args) if each in self._masks]
+            share = self._selected_share
+            if masks:  # which rounds up to the number of its elements
+                share = (self._masks[masks[0]] - 0.5) / masks[0].numel()
+            selection = selection_of(operator, share)
             guess = selection or guess_of(operator, args, kwargs)
             if guess is None or not (selection or self._best_effort):
                 raise UnknownValueError(error.operator, f"{error.reason}{(guess and HINT) or ''}")
@@ -277,13 +284,17 @@ class ReadValues(MissingValues):
         func: Callable[..., Any],
         args: tuple[Any, ...],
         result: object,
-        is_called_by_lbfgs: bool,
     ) -> None:
         """Learn from a call what the truth of its result is, if that is known whatever the values
         are, how much it counts, and whether it follows from assumptions."""
         last = result[-1] if isinstance(result, tuple) and result else result
+        tensors = [arg for arg in args if isinstance(arg, Tensor)]
+        if func is Tensor.__setitem__ and len(tensors) == 3 and tensors[2].dtype == torch.bool:
+            self._masks[args[0]] = self._selected(args[2])
         if not isinstance(last, Tensor):
             return
+        if func is torch.cat and args[0][0] in self._masks:
+            self._masks[last] = sum(map(self._selected, args[0]))
         if not last.is_meta:
             if func in _PICKING and isinstance(args[0], Tensor) and args[0].is_meta:
                 self._assumed[last] = True
@@ -299,13 +310,12 @@ class ReadValues(MissingValues):
                 self._counts[last] = each * given.numel() // last.numel()
         elif given is not None and self._counts and func in _KEEPS_COUNT and given in self._counts:
             self._counts[last] = self._counts[given]
-        truth = (
-            True
-            if is_called_by_lbfgs and _is_curvature_condition(func, args)
-            else self._truth(func, args)
-        )
+        truth = self._truth(func, args)
         if truth is not None:
             self._truths[last] = truth
+
+    def _selected(self, mask: Tensor) -> int:
+        return self._masks.get(mask, math.ceil(mask.numel() * self._selected_share))
 
     def _truth(self, func: Callable[..., Any], args: tuple[Any, ...]) -> bool | None:
         if func in _NEVER or func in _ALWAYS:
@@ -336,12 +346,6 @@ class ReadValues(MissingValues):
     def _value_of(self, tensor: Tensor) -> Any:
         with names.WITHOUT_MODES.value()(), without_function_modes():
             return tensor.item()
-
-
-def _is_curvature_condition(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
-    """Whether LBFGS asks here if it may keep an update (``if ys > 1e-10`` in
-    ``torch/optim/lbfgs.py``), as it can in training."""
-    return func in _GREATER and isinstance(args[1], float) and args[1] > 0
 
 
 class _ReadNumber:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, is_dataclass
 from typing import Any, Final
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -74,7 +75,7 @@ class RepeatedPasses:
                 return call(module, *args, **kwargs)
             try:
                 with without_function_modes():
-                    key = (id(module), _state(module), _settings(), _key((args, kwargs)))
+                    key = (ref(module), _state(module), _settings(), _key((args, kwargs)))
             except _NotRepeatedError:
                 return call(module, *args, **kwargs)
             known = self._known.get(key)

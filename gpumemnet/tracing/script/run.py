@@ -12,15 +12,14 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, Final
 from unittest.mock import patch
 
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+import torch
 
 from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.allocator.settings import parse_settings, settings_text
@@ -55,7 +54,7 @@ from gpumemnet.tracing.script.libraries import prepared
 from gpumemnet.tracing.script.observer import EnoughSteps, ScriptObserver
 from gpumemnet.tracing.script.processes import (
     as_rank,
-    first_process_runs_here,
+    processes_inherit_gpu,
     threads_inherit_modes,
 )
 from gpumemnet.tracing.script.read_values import ReadValues
@@ -154,7 +153,8 @@ class ScriptCall:
         compiled: returns the code of the script's file.
         resized: a batch size of arguments, configuration files and data loaders, and the one to put
             in its place.
-        report: called in a process that the script has forked, with the answer for it.
+        report, failed: called in a process that the script has forked, with the answer for it, or
+            with why there is none.
         program: runs in the place of the script's code.
         rank: which of the ranks it is.
         stages: what the ranks of a pipeline tell each other.
@@ -173,6 +173,7 @@ class ScriptCall:
     compiled: Callable[[Path], CodeType] = compile_file
     resized: tuple[int, int] | None = None
     report: Callable[[TraceAnswer], None] = lambda answer: None
+    failed: Callable[[GpumemnetError], None] = lambda error: None
     program: Callable[[], None] | None = None
     rank: int = 0
     stages: StageFolder | None = None
@@ -191,7 +192,7 @@ class ScriptRun:
         batch_size: samples that the model got.
         batch_sizes: as in :class:`~gpumemnet.tracing.script.whole_run.Loaders`.
         later_bytes: what passes after the traced steps can take beyond them.
-        loss, notes, branches, selections, is_lower_bound: values of the same fields of the answer.
+        notes, branches, selections, is_lower_bound: values of the same fields of the answer.
     """
 
     file: Path
@@ -202,7 +203,6 @@ class ScriptRun:
     batch_size: int
     batch_sizes: dict[int, bool]
     later_bytes: int
-    loss: str
     notes: tuple[str, ...]
     branches: tuple[str, ...]
     selections: tuple[str, ...]
@@ -230,7 +230,7 @@ def result_of_script(run: ScriptRun, call: ScriptCall, with_curve: bool) -> Trac
         "settings": run.settings,
         "model": run.model,
         "batch_size": run.batch_size,
-        "loss": run.loss,
+        "loss": "the script's own",
         "with_curve": with_curve,
     }
     answer = result_of_run(repeated(run.timeline), run.timeline, notes=run.notes, **arguments)
@@ -285,51 +285,63 @@ def run_script(call: ScriptCall) -> ScriptRun:
         call.platform, known.run, call.more_seconds, call.resized, allocator.first_used
     )
     observer.recorder.begin("build")
-    ended, error_text, file = "", "", call.script
+    file = call.script
 
-    def finish() -> ScriptRun:
+    def observed(run: Callable[[], None]) -> ScriptRun:
+        """Run the script, or a process of it, and return what it has shown."""
+        ended, error_text = "", ""
+        try:
+            run()
+        except EnoughSteps:
+            pass
+        except GpumemnetError as error:
+            if observer.first is None:
+                raise
+            error_text = str(error)
+        except DeadlineReached:
+            stop_alarm()
+            if not observer.reach_deadline():
+                raise
+        except SystemExit as error:
+            ended = f"{user_location(error)}: sys.exit({error.code!r})"
+        except Exception as error:
+            if observer.first is None:
+                raise ExtractError(
+                    f"the script cannot be traced: {fault_sentence(error)}{_remedy(error, call)}"
+                ) from error
+            error_text = fault_sentence(error)
+        if error_text:
+            observer.notes["error"] = (
+                f"an error ended the script after the first steps, and what follows is not in the answer: {error_text}"
+            )
         if not observer.has_enough_steps:
             if not observer.has_stepped and not observer.is_lower_bound:
                 raise CodeEndedError(f"{observer.missing}{ended and f'; it ended at {ended}'}")
             observer.end_early()
         return _shown(call.script, file, observer, values, allocator.settings, torch_notes)
 
-    def report() -> None:
-        with suppress(CodeEndedError):  # it has not trained, and is no part of the answer
-            call.report(result_of_script(finish(), call, with_curve=False))
+    def trace_process(run: Callable[[], None]) -> None:
+        try:
+            call.report(result_of_script(observed(run), call, with_curve=False))
+        except CodeEndedError:  # it has not trained, and is no part of the answer
+            pass
+        except GpumemnetError as error:
+            call.failed(error)
+            raise
 
     def stop() -> None:
         if not observer.recorder.has_live_storages:
             raise EnoughSteps
 
-    try:
+    def run_file() -> None:
+        nonlocal file
         with allocator.choosing(), stopped_by_answer(stop, call.more_seconds):
             module = _main_module(call.script, call.is_module)
             file = Path(str(module.__file__))
-            _run(module, call, observer, GpuRequests(observer, values, known.unknown), report)
-    except EnoughSteps:
-        pass
-    except GpumemnetError as error:
-        if observer.first is None:
-            raise
-        error_text = str(error)
-    except DeadlineReached:
-        stop_alarm()
-        if not observer.reach_deadline():
-            raise
-    except SystemExit as error:
-        ended = f"{user_location(error)}: sys.exit({error.code!r})"
-    except Exception as error:
-        if observer.first is None:
-            raise ExtractError(
-                f"the script cannot be traced: {fault_sentence(error)}{_remedy(error, call)}"
-            ) from error
-        error_text = fault_sentence(error)
-    if error_text:
-        observer.notes["error"] = (
-            f"an error ended the script after the first steps, and what follows is not in the answer: {error_text}"
-        )
-    return finish()
+            requests = GpuRequests(observer, values, known.unknown)
+            _run(module, call, observer, requests, trace_process)
+
+    return observed(run_file)
 
 
 def _remedy(error: BaseException, call: ScriptCall) -> str:
@@ -396,7 +408,7 @@ def _shown(
         values.note_once(
             "the batch size is not known, because no module with parameters ran; 1 is shown"
         )
-    names = ", ".join(dict.fromkeys(_name(model) for model in observer.models))
+    names = ", ".join(dict.fromkeys(observer.modules.model_names))
     tensor_bytes, pinned_bytes = observer.recorder.host.peaks()
     return ScriptRun(
         file=file,
@@ -407,7 +419,6 @@ def _shown(
         batch_size=observer.batch_size or 1,
         batch_sizes=observer.loaders.batch_sizes,
         later_bytes=0 if whole is None else whole.left_bytes,
-        loss=observer.loss,
         notes=(*torch_notes, *values.notes),
         branches=values.branches,
         selections=tuple(values.selections),
@@ -419,12 +430,6 @@ def _shown(
             node_ranks=local_ranks(timeline.ranks),
         ),
     )
-
-
-def _name(model: nn.Module) -> str:
-    """Return the class name of a model without its wrapper for several GPUs."""
-    alone = model.module if isinstance(model, DistributedDataParallel) else model
-    return type(alone).__name__.removeprefix("FSDP")
 
 
 def _main_module(script: Path, is_module: bool) -> ModuleType:
@@ -460,28 +465,29 @@ def _run(
     call: ScriptCall,
     observer: ScriptObserver,
     requests: GpuRequests,
-    report: Callable[[], None],
+    traced: Callable[[Callable[[], None]], None],
 ) -> None:
     file, platform = str(module.__file__), call.platform
     code = call.compiled(Path(file))
     sys.modules["__main__"] = module
     sys.argv = [file, *call.arguments]
-    values = requests.values
+    values, gpus = requests.values, local_ranks(call.ranks or 1)
+    torch.cuda.is_available()  # CUDA reads which GPUs it may use once: none
     with ExitStack() as stack:
+        numbers = ",".join(map(str, range(gpus)))
+        stack.enter_context(patch.dict(os.environ, {"CUDA_VISIBLE_DEVICES": numbers}))
         stack.enter_context(without_dynamo())
         stack.enter_context(launches_do_nothing(before_import=True))
         stack.enter_context(requests)
         stack.enter_context(seen_within_operators(requests))
         stack.enter_context(cuda_kernels(platform))
-        stack.enter_context(
-            present_gpu(platform, observer, values, requests, local_ranks(call.ranks or 1))
-        )
+        stack.enter_context(present_gpu(platform, observer, values, requests, gpus))
         if call.stages is not None:
             stack.enter_context(prepared(call.stages.preparations()))
         stack.enter_context(observer.observing())
         stack.enter_context(observer.recorder)
         stack.enter_context(as_rank(call.ranks, observer, values.note_once, call.rank, call.stages))
-        stack.enter_context(first_process_runs_here(observer.device_of, values.note_once, report))
+        stack.enter_context(processes_inherit_gpu(traced))
         stack.enter_context(threads_inherit_modes())
         if call.program is not None:
             call.program()

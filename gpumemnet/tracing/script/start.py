@@ -210,6 +210,7 @@ def trace_in_process(document: dict[str, Any], programs: Programs) -> TraceAnswe
         rank=document["rank"],
         stages=StageFolder(Path(document["stages"])),
         report=lambda answer: programs.report(answer_to_dict(answer)),
+        failed=programs.failed,
     )
     extras = request.extras
     if extras.batches or extras.max_batch:

@@ -18,6 +18,7 @@ from itertools import islice
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -113,6 +114,9 @@ class Loaders:
         self._resized = resized
         self.batch_sizes: dict[int, bool] = {}
         """Batch sizes of data loaders, and of arguments and files → whether they are of the latter."""
+        self._longest: WeakKeyDictionary[DataLoader[Any], Sequence[int] | None] = (
+            WeakKeyDictionary()
+        )
         self.waiting_bytes = 0
         """The most that batches take which the workers of a loader have ready."""
 
@@ -122,6 +126,21 @@ class Loaders:
         size = sum(tensor.nbytes for tensor in tensors_in(batch))
         self.waiting_bytes = max(self.waiting_bytes, waiting * size)
         return batch
+
+    def chosen(self, loader: DataLoader[Any]) -> list[tuple[str, Sequence[int] | None]]:
+        """Return what an epoch gives, its first batch last, and which samples: the longest batch
+        and the last one.
+
+        In later epochs the last one is left out: a network that is trained every second time, say,
+        would meet no other.
+        """
+        longest, last = self._longest.get(loader), None
+        if loader in self._longest:
+            return [("the longest batch", longest)] * 2
+        with suppress(Exception), WITHOUT_MODES.value()(), without_function_modes():
+            longest, last = _longest_and_last(loader)
+        self._longest[loader] = longest
+        return [("the last batch", last), ("the longest batch", longest)]
 
     @contextmanager
     def observing(self) -> Iterator[None]:
@@ -197,10 +216,7 @@ class _Batches:
         if not self._loaders.goes_on():
             return self._loaders.given(self._loader, next(self._batches))
         if self._left is None:
-            self._left = [("the last batch", None), ("the longest batch", None)]
-            with suppress(Exception), WITHOUT_MODES.value()(), without_function_modes():
-                longest, last = _longest_and_last(self._loader)
-                self._left = [("the last batch", last), ("the longest batch", longest)]
+            self._left = self._loaders.chosen(self._loader)
         if not self._left:
             raise StopIteration
         what, numbers = self._left.pop()

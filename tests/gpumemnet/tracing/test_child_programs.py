@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from gpumemnet.errors import ExtractError
 from gpumemnet.tracing.script.start import trace_script
 
 _TRAINING = """
 import sys, torch
-def train(width=1024):
-    model = torch.nn.Linear(width, width).cuda()
+def train(width=1024, model=None):
+    model = model or torch.nn.Linear(width, width).cuda()
     optimizer = torch.optim.Adam(model.parameters())
     for _ in range(3):
         optimizer.zero_grad()
@@ -27,9 +28,13 @@ _STARTS = {
         "for width in (512, 1024, 256):\n"
         "    subprocess.run([sys.executable, 'train.py', str(width)], check=True)\n"
     ),
+    "shared": (
+        "import multiprocessing, torch\nfrom train import train\nmodel = torch.nn.Linear(1024, 1024).cuda()\n"
+        "for _ in range(2): multiprocessing.Process(target=train, args=(1024, model)).start()\n"
+    ),
     "process": (
         "import multiprocessing\nfrom train import train\n"
-        "child = multiprocessing.Process(target=train)\nchild.start()\nchild.join()\n"
+        "multiprocessing.Process(target=train).start()\n"
     ),
 }
 
@@ -46,4 +51,12 @@ def test_the_largest_child_that_trains_is_answered_for(
     assert answer.parts["parameter"] == parameter_bytes
     assert answer.parts["gradient"] == parameter_bytes
     assert answer.parts["optimizer_state"] == pytest.approx(2 * parameter_bytes, abs=1024)
-    assert answer.notes[0].count("MiB") == (2 if start == "programs" else 0)  # of the others
+    assert answer.notes[0].count("MiB") == {"programs": 2, "shared": 1}.get(start, 0)  # of others
+
+
+def test_an_error_of_a_process_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("def train(): raise ValueError('no images')")
+    Path("main.py").write_text(_STARTS["process"])
+    with pytest.raises(ExtractError, match=r"a process that it started: .*no images"):
+        trace_script(Path("main.py"))

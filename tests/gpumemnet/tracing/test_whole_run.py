@@ -151,6 +151,32 @@ for i in range(10000):
         256 + WORKSPACE + 4,
         "their gradients and state take 768 MiB more",
     ),
+    "second": Case(  # weights of the generator, two moments, inputs of its layers
+        """
+G, D = wide(8), nn.Linear(4096, 1).cuda()
+g, d = torch.optim.Adam(G.parameters()), torch.optim.Adam(D.parameters())
+for i in range(1000):
+    x = torch.randn(64, 4096).cuda()
+    for _ in range(2000): x = x + 1
+    step(d, D(x).mean())
+    if i % 8 == 2: step(g, D(G(torch.randn(16384, 4096).cuda())).mean())
+""",
+        3 * 512 + 8 * 256,
+        3 * 512 + 11 * 256 + WORKSPACE + 4,
+        "forward of a later step",
+    ),
+    "dropped": Case(
+        """
+model = wide(4)
+copied = copy.deepcopy(model)
+with torch.no_grad(): copied(torch.randn(8, 4096).cuda())
+del copied
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(5): step(optimizer, model(torch.randn(8, 4096).cuda()).mean())
+""",
+        2 * 256,
+        2 * 256 + WORKSPACE + 1,
+    ),
     "counting": Case(  # weights, gradients, and from the tenth pass on a copy of the batch too
         """
 class Counting(nn.Linear):
