@@ -18,7 +18,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, Final
 
 import torch
@@ -569,30 +569,33 @@ class KnownLayouts:
 
     def __init__(self) -> None:
         self._results: dict[Hashable, tuple[type, tuple[_Layout | None, ...]]] = {}
-        self._is_pure: dict[Any, bool] = {}
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the result of ``func`` on meta tensors."""
-        pure = self._is_pure.get(func)
-        if pure is None:
-            pure = self._is_pure[func] = _only_makes_tensors(func)
-        key = _key((args, tuple(kwargs.items()))) if pure else _UNHASHABLE
+        writes = _only_writes(func)
+        key = _UNHASHABLE
+        if writes:  # whatever the numbers are, such as a learning rate
+            key = _key(argument_tensors(args, kwargs))
+        elif _only_makes_tensors(func):
+            key = _key((args, tuple(kwargs.items())))
         if key is _UNHASHABLE:
             return call_on_meta(func, args, kwargs)
         whole = (func, key, torch.get_default_dtype())
         known = self._results.get(whole)
         if known is None:
             result = call_on_meta(func, args, kwargs)
-            layouts = _layouts(result, args, kwargs)
+            layouts = () if writes else _layouts(result, args, kwargs)
             if layouts is not None:
                 self._results[whole] = (type(result), layouts)
             return result
-        kind, layouts = known
+        returned, layouts = known
+        if writes:  # and computes nothing
+            return None if returned is type(None) else args[0]
         made = [
             None if each is None else torch.empty_strided(*each[:2], dtype=each[2], device="meta")
             for each in layouts
         ]
-        return made[0] if kind is torch.Tensor else kind(made)
+        return made[0] if returned is torch.Tensor else returned(made)
 
 
 def call_on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -658,6 +661,7 @@ def as_meta(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
+@cache
 def _only_makes_tensors(func: Any) -> bool:
     """Whether the operator neither writes into its arguments nor returns views, and returns tensors
     only."""
@@ -670,6 +674,16 @@ def _only_makes_tensors(func: Any) -> bool:
     return all(
         str(value.type) in ("Tensor", "Optional[Tensor]", "List[Tensor]")
         for value in declared.returns
+    )
+
+
+@cache
+def _only_writes(func: Any) -> bool:
+    """Whether the operator does no more than write into its first argument, whose layout stays."""
+    return (
+        func.namespace == "aten"
+        and [index for index, _ in _written_arguments(func)] == [0]
+        and torch.Tag.inplace_view not in func.tags
     )
 
 

@@ -76,6 +76,7 @@ def _library_location(error: BaseException) -> str:
     return ""
 
 
+@cache
 def _in_package(filename: str) -> Path | None:
     """Return the path of an installed package's file from where packages are installed."""
     file = Path(filename)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import torch
 
-from gpumemnet.torch_private.names import TorchName, replaced
+from gpumemnet.torch_private.names import TorchName, aten, replaced
 
 _CAPTURE: Final = "capture what torch.compile compiles"
 _PLAN: Final = "let Inductor plan the memory of compiled code without a GPU"
@@ -25,6 +25,7 @@ DESCRIBE_TENSOR: Final = TorchName(
     "torch._subclasses.meta_utils:MetaTensorDescriber.describe_tensor", _CAPTURE
 )
 FAKE_DISPATCH: Final = TorchName("torch._subclasses.fake_tensor:FakeTensorMode.dispatch", _CAPTURE)
+FAKE_VALUE: Final = TorchName("torch._dynamo.variables.builder:get_fake_value", _CAPTURE)
 GLOBAL_HOOKS: Final = tuple(
     TorchName(f"torch.nn.modules.module:_global_{name}", _CAPTURE)
     for name in (
@@ -56,7 +57,7 @@ def optimized(
     compile: Callable[..., Any],
     function: Callable[..., Any],
     dynamic: bool | None,
-    planned: Callable[[str], Callable[[list[Any]], Any]],
+    planned: Callable[[str, list[Any]], Callable[[list[Any]], Any]],
     outside: Callable[[], Any],
 ) -> Callable[..., Any]:
     """Return ``function`` as one compiled graph, forward and backward.
@@ -65,7 +66,8 @@ def optimized(
         compile: ``torch.compile``.
         function: the function.
         dynamic: whether sizes are symbols.
-        planned: returns what runs the wrapper of a graph, of which it gets the source.
+        planned: returns what runs the wrapper of a graph; it gets its source, and the layouts of
+            what a backward graph returns.
         outside: context in which graphs are lowered; the backward graph is when it first runs.
     """
     inductor: Any = import_module("torch._inductor.compile_fx")
@@ -78,7 +80,9 @@ def optimized(
 
     def inner(graph: Any, inputs: Sequence[Any], **options: Any) -> Callable[[list[Any]], Any]:
         with outside():
-            return planned(_wrapper_source(graph, inputs, options))
+            code = _wrapper_source(graph, inputs, options)
+            returned = graph.graph.output_node().args[0] if options.get("is_backward") else ()
+            return planned(code, [node and _layout(node.meta["val"]) for node in returned])
 
     def backend(graph: Any, inputs: Sequence[Any]) -> Any:
         _learn_patterns()
@@ -104,10 +108,31 @@ def boxed(run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
     return run
 
 
+def fake_values() -> Callable[..., Any]:
+    """Return what takes the place of ``get_fake_value``, by which Dynamo runs a node of its graph.
+
+    ``torch.tensor([], device="meta")`` is a tensor that is not fake, whatever mode is on, so
+    ``torch.zeros`` stands for it.
+    """
+    get = FAKE_VALUE.value()
+
+    def run(node: Any, tracer: Any, **options: Any) -> Any:
+        made = get(node, tracer, **options)
+        if node.target is not torch.tensor or made.device.type != "meta":
+            return made
+        node.target, node.args = torch.zeros, (tuple(made.shape),)
+        node.kwargs = {"dtype": made.dtype, "device": made.device}
+        return get(node, tracer, **options)
+
+    return run
+
+
 @contextmanager
 def without_caches() -> Iterator[None]:
     """Context in which Dynamo and AOTAutograd keep no graphs on the disk."""
-    with import_module("torch._functorch.config").patch(enable_autograd_cache=False):
+    with import_module("torch._functorch.config").patch(
+        enable_autograd_cache=False, force_non_lazy_backward_lowering=True
+    ):
         yield
 
 
@@ -157,6 +182,10 @@ def _move_to_cuda(graph: Any) -> None:
             node.kwargs = {**node.kwargs, "device": _CUDA}
 
 
+def _layout(tensor: Any) -> tuple[Any, ...]:
+    return tensor.size(), tensor.stride(), tensor.dtype
+
+
 def _on_cuda(value: Any) -> Any:
     """A fake tensor on CUDA in place of one on the meta device; other values as they are."""
     mode = getattr(value, "fake_mode", None)
@@ -182,6 +211,9 @@ def _stand_ins() -> list[tuple[TorchName, object]]:
         f"{_INTERFACE}.get_device_properties": properties,
         f"{_INTERFACE}.Worker.get_device_properties": properties,
         "torch.version:cuda": "13.0",
+        # These methods ask for CUDA itself, their operators do not.
+        "torch:Tensor.copy_": lambda *args: aten.copy_.default(*args),
+        "torch:Tensor.__invert__": lambda tensor: aten.bitwise_not.default(tensor),
         "torch._inductor.scheduler:has_triton": lambda: True,
         f"{kernel}.codegen_kernel": lambda kernel, name=None: "",
         f"{kernel}.call_kernel": lambda *args, **kwargs: None,

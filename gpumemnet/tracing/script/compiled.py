@@ -151,7 +151,7 @@ class Compiler:
                         self._compile,
                         function,
                         dynamic,
-                        lambda code: self._runs(code, pool),
+                        lambda *plan: self._runs(*plan, pool, compile_parts),
                         self._lowering,
                     )
                     result = graph(*args, **kwargs)
@@ -187,6 +187,7 @@ class Compiler:
             (names.DESCRIBE_TENSOR, described),
             (names.FAKE_DISPATCH, dispatched),
             (MODULE_CALL, self._call),
+            (names.FAKE_VALUE, names.fake_values()),
             *((name, {}) for name in names.GLOBAL_HOOKS),
         ]
         with without_modes(), names.without_caches(), replaced(hidden):
@@ -198,8 +199,14 @@ class Compiler:
         with without_modes(), replaced([(names.FAKE_DISPATCH, self._dispatch)]):
             yield
 
-    def _runs(self, code: str, pool: int | None) -> Callable[[list[Any]], Any]:
-        """Return a function that runs the wrapper ``code`` on the simulated GPU."""
+    def _runs(
+        self, code: str, returned: list[Any], pool: int | None, failed: Callable[[str], None]
+    ) -> Callable[[list[Any]], Any]:
+        """Return a function that runs the wrapper ``code`` on the simulated GPU.
+
+        If a backward pass fails, its forward pass cannot be repeated: ``failed`` is called, and the
+        pass allocates what is ``returned``, by its layouts.
+        """
         space: dict[str, Any] = {}
         exec(code, space)  # noqa: S102 - PyTorch has generated it
         space["empty_strided_cuda"] = self._allocate
@@ -209,7 +216,13 @@ class Compiler:
         def run(args: list[Any]) -> Any:
             modes = () if modes_of_thread() else self._modes
             with with_modes(modes), without_function_modes(), self._recorder.on_stream(pool):
-                return space["call"](args)
+                try:
+                    return space["call"](args)
+                except Exception as error:
+                    if not returned:
+                        raise
+                    failed(_first_line(error))
+                    return [layout and self._allocate(*layout) for layout in returned]
 
         return names.boxed(run)
 
@@ -265,4 +278,5 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    within = str(getattr(error, "inner_exception", error))  # of a backend
+    return next(iter(within.strip().splitlines()), type(error).__name__)

@@ -148,7 +148,13 @@ class Loaders:
         iterate, make = _ITERATE.value(), _MAKE_LOADER.value()
 
         def iterate_shortened(loader: DataLoader[Any]) -> _Batches:
-            return _Batches(loader, iterate(loader), self)
+            workers = loader.num_workers, loader.prefetch_factor
+            # Few batches are wanted, and each that is never asked for is made for nothing.
+            loader.num_workers, loader.prefetch_factor = (1, 1) if loader.num_workers else workers
+            try:
+                return _Batches(loader, iterate(loader), self)
+            finally:
+                loader.num_workers, loader.prefetch_factor = workers
 
         @wraps(make)
         def made(*args: Any, **kwargs: Any) -> None:

@@ -37,6 +37,19 @@ class Prints(nn.Module):
         return self.inner(x)
 model = torch.compile(Prints(model))
 """
+BROKEN = """
+from types import SimpleNamespace
+from torch._inductor.graph import GraphLowering
+FAILS = "\\ndef call(args): raise RuntimeError('no memory')"
+codegen = GraphLowering.codegen
+def broken(lowered):
+    code = codegen(lowered)[0].value
+    if lowered.is_backward:
+        {how}
+    return [SimpleNamespace(value=code)]
+GraphLowering.codegen = broken
+"""
+"""Backward passes cannot be planned, or fail."""
 WAYS = {
     "model": ("model = torch.compile(model)", "model(x)"),
     "in place": ("model.compile()", "model(x)"),
@@ -75,12 +88,25 @@ def test_what_is_saved_fused_and_freed(way: str, tmp_path: Path) -> None:
     assert answer["batch_size"] == ROWS
 
 
-def test_without_compiling_the_output_of_the_gelu_is_saved_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("before", "note"),
+    [
+        ('import os; os.environ["TORCH_COMPILE_DISABLE"] = "1"', "torch.compile was left out"),
+        (BROKEN.format(how='raise RuntimeError("no kernel")'), "Sequential is not captured"),
+        (BROKEN.format(how="code += FAILS"), "(no memory)"),
+    ],
+)
+def test_without_compiling_the_output_of_the_gelu_is_saved_too(
+    before: str, note: str, tmp_path: Path
+) -> None:
     compiled, forward = WAYS["model"]
-    disabled = 'import os; os.environ["TORCH_COMPILE_DISABLE"] = "1"; '
-    answer = traced(tmp_path, disabled + compiled, forward)
-    assert answer["parts"]["saved_activation"] == 3 * TENSOR + MEAN_AND_DEVIATION + SCALARS
-    assert any("torch.compile was left out" in note for note in answer["notes"])
+    answer = traced(tmp_path, f"{before}\n{compiled}", forward)
+    saved, gradients = 3 * TENSOR + MEAN_AND_DEVIATION + SCALARS, 2 * TENSOR
+    scratch = TENSOR  # of the layer norm's gradients
+    assert answer["requested_bytes"] == (
+        WEIGHTS + LAST_GRADIENTS + saved + gradients + scratch + WORKSPACES
+    )
+    assert sum(note in each for each in answer["notes"]) == 1
 
 
 @pytest.mark.parametrize(("value", "note"), [("0", "Inductor's own plan"), ("1", "left out")])

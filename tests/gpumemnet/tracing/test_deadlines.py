@@ -48,17 +48,20 @@ def test_a_deadline_answers_with_a_lower_bound(
     assert replace(answer, available_bytes=0).verdict == "no"
 
 
-@pytest.mark.parametrize(("end", "traces"), [(inf, 5), (0, 2)])
-def test_single_branches_are_traced_while_there_is_time(end: float, traces: int) -> None:
+@pytest.mark.parametrize(("end", "more", "traces"), [(inf, 1, 5), (0, 1, 2), (inf, 0, 2)])
+def test_single_branches_are_traced_while_there_is_time_and_they_matter(
+    end: float, more: int, traces: int
+) -> None:
     asked = []
 
     def trace(assumptions: Assumptions, selected_share: float) -> TraceAnswer:
         asked.append(assumptions)
-        return replace(ANSWER, branches=("a", "b", "c"))
+        safe = ANSWER.safe_bytes + more * assumptions.opposite
+        return replace(ANSWER, branches=("a", "b", "c"), safe_bytes=safe)
 
     answer = largest_answer(trace, end)
     assert len(asked) == traces  # as usual, the opposite, and each of three alone
-    assert ("a; b; c: not traced the other way alone" in " ".join(answer.notes)) is (traces == 2)
+    assert ("a; b; c: not traced the other way alone" in " ".join(answer.notes)) is (end == 0)
 
 
 def test_a_launcher_s_variable_is_an_error_with_its_line(tmp_path: Path) -> None:
