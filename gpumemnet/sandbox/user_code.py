@@ -6,6 +6,7 @@ of their code.
 
 from __future__ import annotations
 
+import os
 import sys
 import sysconfig
 import traceback
@@ -145,7 +146,7 @@ def _library_folders(with_torch: bool) -> frozenset[str]:
 
 @cache
 def _lies_in(filename: str, folders: frozenset[str]) -> bool:
-    return any(Path(filename).is_relative_to(folder) for folder in folders)
+    return any(filename.startswith(folder + os.sep) for folder in folders)
 
 
 def _short_path(filename: str) -> str:

@@ -151,7 +151,7 @@ class Compiler:
                         self._compile,
                         function,
                         dynamic,
-                        lambda *plan: self._runs(*plan, pool, compile_parts),
+                        lambda code, returned: self._runs(code, returned, pool, compile_parts),
                         self._lowering,
                     )
                     result = graph(*args, **kwargs)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -266,3 +267,21 @@ def test_the_whole_run_counts(name: str, answers: dict[str, Any]) -> None:
     assert case.note in " ".join(answer["notes"])
     assert name != "acting" or answer["batch_size"] == 256
     assert max(phase["requested_bytes"] for phase in answer["phases"]) == answer["requested_bytes"]
+
+
+def test_a_loader_makes_few_samples_that_nothing_asks_for(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    script = f"""
+class Samples(Dataset):
+    __len__ = lambda self: 64
+    def __getitem__(self, number):
+        open({str(made)!r}, "a").write(".")
+        return torch.ones(256)
+model = nn.Linear(256, 256).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = iter(DataLoader(Samples(), num_workers=8))
+for _ in range(2): step(optimizer, model(next(loader).cuda()).mean())
+"""
+    (tmp_path / "train.py").write_text(HEAD + script)
+    assert script_child.traced(tmp_path / "train.py", (), None)["batch_size"] == 1
+    assert 2 <= len(made.read_text()) <= 4
