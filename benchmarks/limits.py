@@ -19,6 +19,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ import gpumemnet
 from gpumemnet.extract import ExtractOptions, extract_job
 from gpumemnet.extract.placement import placement
 from gpumemnet.job.json_codec import job_from_dict, job_to_dict
-from gpumemnet.job.training_job import TrainingJob, totals_only
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.prediction import Prediction
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import MIB, ceil_mib
@@ -104,7 +105,7 @@ def main() -> None:
 def _print_by_encoder(jobs: Sequence[TrainingJob], predictor: Predictor, gpu: str) -> None:
     """Print which encoder answers, by default and by name, how many jobs have a limit, and the
     limit over the request in the median of each family."""
-    totals = [totals_only(job) for job in jobs]
+    totals = [replace(job, layers=()) for job in jobs]
     print(
         "\n| asked | jobs | answered by | with a limit | limit / request, CNNs | transformers | MLPs |",
         "|---|--:|---|--:|--:|--:|--:|",

@@ -12,9 +12,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
-from types import ModuleType, TracebackType
 from typing import (
-    TYPE_CHECKING,
     Any,
     Final,
     Generic,
@@ -35,9 +33,6 @@ from gpumemnet.predict.gpu_fit import Fit
 from gpumemnet.predict.largest_batch import BatchPoint, BatchSizes
 from gpumemnet.predict.prediction import Prediction, PredictionOptions
 from gpumemnet.units import MIB
-
-if TYPE_CHECKING:
-    import httpx
 
 URL_VARIABLE: Final = "GPUMEMNET_URL"
 API_KEY_VARIABLE: Final = "GPUMEMNET_API_KEY"
@@ -204,9 +199,7 @@ def batch_sizes_call(job: TrainingJob, options: SearchOptions) -> Call[BatchSize
     """See :meth:`Client.batch_sizes`."""
 
     def read(document: Any) -> BatchSizes:
-        known = {each.name for each in fields(BatchSizes)} & document.keys()
-        found = {name: document[name] for name in known}
-        found["reasons"] = tuple(document["reasons"])
+        found = _members(BatchSizes, document) | {"reasons": tuple(document["reasons"])}
         found["curve"] = tuple(BatchPoint(**point) for point in document["curve"])
         return BatchSizes(**found, device=None)
 
@@ -270,28 +263,21 @@ def _prediction(document: Any) -> ServedPrediction:
     probabilities = np.array(bins["probabilities"], dtype=np.float64)
     if probabilities.shape != (bins["count"],):
         raise ValueError("one probability per bin is expected")
+    model = document["model"]
+    found = _members(ServedPrediction, document) | {
+        "bins": BinScheme(bins["width_bytes"], bins["count"], bins["name"]),
+        "probabilities": probabilities,
+        "reasons": tuple(document["reasons"]),
+        "fits": tuple(Fit(**fit) for fit in document.get("fits") or ()),
+    }
     return ServedPrediction(
-        expected_bytes=document["expected_bytes"],
-        startup_peak_bytes=document["startup_peak_bytes"],
-        safe_bytes=document["safe_bytes"],
-        coverage=document["coverage"],
-        bins=BinScheme(bins["width_bytes"], bins["count"], bins["name"]),
-        probabilities=probabilities,
-        in_support=document["in_support"],
-        reasons=tuple(document["reasons"]),
-        gpu=document["gpu"],
-        gpu_source=document["gpu_source"],
-        context_bytes=document["context_bytes"],
-        context_source=document["context_source"],
-        estimator=document["model"]["name"],
-        version=document["model"]["version"],
-        label_source=document["label_source"],
-        prediction_id=document["prediction_id"],
-        release=document["release"],
-        model_sha256=document["model"]["sha256"],
-        feature_schema=document["feature_schema"],
-        fits=tuple(Fit(**fit) for fit in document.get("fits") or ()),
+        **found, estimator=model["name"], version=model["version"], model_sha256=model["sha256"]
     )
+
+
+def _members(kind: type[Any], document: Mapping[str, Any]) -> dict[str, Any]:
+    """The members of an answer that are fields of a class."""
+    return {each.name: document[each.name] for each in fields(kind) if each.name in document}
 
 
 def _result(result: Mapping[str, Any]) -> ServedPrediction | ServiceError:
@@ -323,27 +309,28 @@ def result_of(call: Call[T], url: str, status: int, content: bytes) -> T:
 class _ClientCore:
     """What both clients share: URL, time-out, API key, and sentences for transport errors."""
 
-    def __init__(self, url: str | None, timeout_seconds: float, api_key: str | None) -> None:
+    _transport = "Client"
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        api_key: str | None = None,
+    ) -> None:
         key = os.environ.get(API_KEY_VARIABLE) if api_key is None else api_key
         if key and not (key.isascii() and key.isprintable() and " " not in key):
             raise InvalidRequestError("must be printable ASCII without spaces", "api_key")
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        try:
+            import httpx
+        except ImportError:
+            raise MissingExtraError("httpx", "client", "asking a service") from None
+        headers = {"Content-Type": "application/json"}
+        headers |= {"Authorization": f"Bearer {key}"} if key else {}
         self.url = (url or os.environ.get(URL_VARIABLE) or DEFAULT_URL).rstrip("/")
         self.timeout_seconds = timeout_seconds
-        self._httpx = _httpx()
-
-    def _arguments(self, call: Call[Any]) -> dict[str, Any]:
-        headers = (
-            self._headers
-            if call.body is None
-            else {**self._headers, "Content-Type": "application/json"}
-        )
-        return {
-            "method": call.method,
-            "url": self.url + call.path,
-            "content": call.body,
-            "headers": headers,
-        }
+        self._httpx = httpx
+        self._http: Any = getattr(httpx, self._transport)(headers=headers, timeout=timeout_seconds)
 
     def _unreachable(self, error: Exception) -> ServiceError:
         if isinstance(error, self._httpx.TimeoutException):
@@ -372,16 +359,6 @@ class Client(_ClientCore):
         MissingExtraError: when httpx is not installed.
         InvalidRequestError: on a key with characters that an HTTP header cannot hold.
     """
-
-    def __init__(
-        self,
-        url: str | None = None,
-        *,
-        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
-        api_key: str | None = None,
-    ) -> None:
-        super().__init__(url, timeout_seconds, api_key)
-        self._http: httpx.Client = self._httpx.Client(timeout=timeout_seconds)
 
     def predict(self, job: TrainingJob, **options: Any) -> ServedPrediction:
         """The prediction for one job.
@@ -459,17 +436,12 @@ class Client(_ClientCore):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _send(self, call: Call[T]) -> T:
         try:
-            response = self._http.request(**self._arguments(call))
+            response = self._http.request(call.method, self.url + call.path, content=call.body)
         except (self._httpx.HTTPError, self._httpx.InvalidURL) as error:
             raise self._unreachable(error) from error
         return result_of(call, self.url, response.status_code, response.content)
@@ -478,15 +450,7 @@ class Client(_ClientCore):
 class AsyncClient(_ClientCore):
     """As :class:`Client`, for ``asyncio``; use it in an ``async with`` statement, or close it."""
 
-    def __init__(
-        self,
-        url: str | None = None,
-        *,
-        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
-        api_key: str | None = None,
-    ) -> None:
-        super().__init__(url, timeout_seconds, api_key)
-        self._http: httpx.AsyncClient = self._httpx.AsyncClient(timeout=timeout_seconds)
+    _transport = "AsyncClient"
 
     async def predict(self, job: TrainingJob, **options: Any) -> ServedPrediction:
         """See :meth:`Client.predict`."""
@@ -525,25 +489,14 @@ class AsyncClient(_ClientCore):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def _send(self, call: Call[T]) -> T:
         try:
-            response = await self._http.request(**self._arguments(call))
+            response = await self._http.request(
+                call.method, self.url + call.path, content=call.body
+            )
         except (self._httpx.HTTPError, self._httpx.InvalidURL) as error:
             raise self._unreachable(error) from error
         return result_of(call, self.url, response.status_code, response.content)
-
-
-def _httpx() -> ModuleType:
-    try:
-        import httpx
-    except ImportError:
-        raise MissingExtraError("httpx", "client", "asking a service") from None
-    return httpx

@@ -225,30 +225,16 @@ def _figures(
                 amount[own] + context for amount in (data.label_bytes, request, limit)
             )
             errors = np.abs(answer / label - 1.0)
-            accuracy = [
-                float(
-                    (
-                        PUBLISHED_BINS[f"published-{width}mib"].index(answer)
-                        == PUBLISHED_BINS[f"published-{width}mib"].index(label)
-                    ).mean()
-                )
-                for width in (1000, 2000, 8000)
-            ]
-            median, ninetieth = (float(np.quantile(errors, share)) for share in (0.5, 0.9))
-            yield Figures(
-                split,
-                source,
-                family,
-                estimator,
-                int(own.sum()),
-                median,
-                ninetieth,
-                accuracy[0],
-                accuracy[1],
-                accuracy[2],
+            numbers = [
+                *np.quantile(errors, (0.5, 0.9)).tolist(),
+                *(
+                    float((bins.index(answer) == bins.index(label)).mean())
+                    for bins in PUBLISHED_BINS.values()
+                ),
                 float((label <= highest).mean()),
                 float(np.median(highest / answer)),
-            )
+            ]
+            yield Figures(split, source, family, estimator, int(own.sum()), *numbers)
 
 
 _HEADINGS: Final = (

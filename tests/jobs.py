@@ -3,6 +3,7 @@ of any width."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -92,3 +93,8 @@ def jobs(draw: st.DrawFn, maximum: int = 10**7) -> TrainingJob:
     parameters = values.get("total_parameters", sum(may_train))
     values["trainable_parameters"] = draw(st.none() | st.integers(0, parameters))
     return TrainingJob(**values)
+
+
+def totals_only(job: TrainingJob) -> TrainingJob:
+    """The job without its layer list: only the totals and the options."""
+    return replace(job, layers=())

@@ -8,13 +8,15 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gpumemnet.job.dataset import job_schema
+from gpumemnet.job.dataset import dataset_schema
 from gpumemnet.job.json_codec import job_to_dict
-from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.job.training_job import JOB_FIELDS, TrainingJob
+
+JOB_SCHEMA = pa.schema([dataset_schema().field(name) for name in JOB_FIELDS])
 
 
 def write_jobs(path: Path, jobs: Iterable[TrainingJob]) -> None:
     """Write ``jobs`` to ``path``."""
     pq.write_table(
-        pa.Table.from_pylist([job_to_dict(job) for job in jobs], schema=job_schema()), path
+        pa.Table.from_pylist([job_to_dict(job) for job in jobs], schema=JOB_SCHEMA), path
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import itertools
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -235,20 +234,3 @@ def extracted_job(family_name: str, architecture: Any) -> TrainingJob:
         total_parameters=None,
         trainable_parameters=None,
     )
-
-
-def rebuild(family_name: str, architecture: str) -> nn.Module:
-    """The network of a dataset row, from its ``family`` and ``architecture`` columns.
-
-    Raises:
-        DatasetError: when the architecture is not a valid network of the family.
-    """
-    try:
-        document = json.loads(architecture)
-    except ValueError:
-        raise DatasetError(f"architecture is not JSON: {describe(architecture)}") from None
-    in_zoo = (
-        isinstance(document, dict) and "model" in document
-    )  # whose rows have the family that a scheduler would see
-    name = "zoo" if in_zoo else family_name
-    return family(name).build(parse_architecture(name, document))

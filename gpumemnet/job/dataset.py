@@ -137,12 +137,6 @@ class Dataset(Columns, Sequence[Measurement]):
         return np.where(families.astype(bool), families, self.keys)
 
 
-def job_schema() -> pa.Schema:
-    """Columns of a Parquet file of jobs, named as the fields of
-    :class:`~gpumemnet.job.training_job.TrainingJob`."""
-    return _schema(JOB_FIELDS)
-
-
 def dataset_schema() -> pa.Schema:
     """Columns of a dataset: the job's, then the measurement's; the version is in the schema's
     metadata."""

@@ -318,13 +318,6 @@ class TrainingJob:
         :mod:`gpumemnet.physics.replicas`."""
         return self.ranks > 1
 
-    @property
-    def trainable_share(self) -> float:
-        """Share of the parameters that receive gradients; 1 for a job without parameters."""
-        if not self.total_parameters or self.trainable_parameters is None:
-            return 1.0
-        return self.trainable_parameters / self.total_parameters
-
 
 FIELD_DEFAULTS: Final[dict[str, Any]] = {
     each.name: None if each.default is MISSING else each.default for each in fields(TrainingJob)
@@ -393,9 +386,3 @@ def check_schema_version(version: object) -> None:
             f"is {version}, and this version of gpumemnet reads {SCHEMA_VERSION}: upgrade gpumemnet or write the older form",
             "schema_version",
         )
-
-
-def totals_only(job: TrainingJob) -> TrainingJob:
-    """Returns ``job`` without its layer list: only the totals and the options."""
-    values = {name: getattr(job, name) for name in JOB_FIELDS}
-    return TrainingJob(**{**values, "layers": ()})

@@ -68,31 +68,6 @@ _TYPES: Final = {"bf16": "bfloat16", "amp_bf16": "bfloat16", "amp_fp16": "float1
 _SHOWN_CHANGES: Final = 3
 _SHORT: Final = 512
 """Tokens of a sample that is not offered in half."""
-_CHANGES: Final[dict[Any, str]] = {
-    "frozen_bytes": "a base in 16 bits (costs nothing)",
-    "kernels": "Liger kernels (costs nothing)",
-    "checkpointing": "gradient checkpointing (a third slower)",
-    "optimizer": "8-bit AdamW, paged",
-    "batch_size": "batches of {batch_size}, {gradient_accumulation} accumulated (slower)",
-    "lora": "LoRA instead of full fine-tuning",
-    "qlora": "QLoRA: a base of 4 bits (slower)",
-    "sequence_length": "sequences of {sequence_length:,} tokens",
-    "gpus": "{gpus} GPUs, sharded by {parallel}",
-}
-"""What changes, a field or its value → what to do, and what it costs."""
-_OPTIONS: Final = {
-    "frozen_bytes": "--precision {precision}",
-    "kernels": "--kernels {kernels}",
-    "checkpointing": "--checkpointing",
-    "optimizer": "--optimizer {optimizer}",
-    "batch_size": "--batch-size {batch_size}",
-    "gradient_accumulation": "--accumulation {gradient_accumulation}",
-    "method": "--method {method}",
-    "sequence_length": "--sequence-length {sequence_length}",
-    "gpus": "--gpu {gpus}x{gpu}",
-    "parallel": "--parallel {parallel}",
-}
-"""Field of a method → the command's option."""
 _MOST_GPUS: Final = 64
 _LEAST_SHARE: Final = 0.9
 """Of a job's memory on the newest GPU, which no other GPU undercuts: some partial sums are smaller
@@ -513,7 +488,7 @@ def _answer(asked: _Asked, method: Method, notes: list[str], traced: ExactPeak |
         blocks=tuple((count, name) for name, count in blocks.items()),
         attention=f"{kernel}: flash does not run, {reason}" if reason else kernel,
         table=tuple(_table(asked, method)),
-        table_by=_axis(asked, method)[2],
+        table_by=_axis(asked)[2],
         largest_batch=_largest_batch(asked, method),
         longest_sequence=_longest_sequence(asked, method),
         smallest_gpu=_smallest_gpu(asked, method),
@@ -570,7 +545,7 @@ def _notes(asked: _Asked, built: Network, method: Method) -> Iterator[str]:
 
 def _table(asked: _Asked, method: Method) -> Iterator[dict[str, Any]]:
     """Safe bytes of other methods and lengths; of other batch sizes where there are no tokens."""
-    field, values, _ = _axis(asked, method)
+    field, values, _ = _axis(asked)
     methods = tuple(dict.fromkeys((*TABLE_METHODS, method.method)))
     if field == "batch_size":
         methods = (method.method,)
@@ -585,7 +560,7 @@ def _table(asked: _Asked, method: Method) -> Iterator[dict[str, Any]]:
             yield {"method": name, "checkpointing": checkpointing, "safe_bytes": sizes}
 
 
-def _axis(asked: _Asked, method: Method) -> tuple[str, tuple[int, ...], str]:
+def _axis(asked: _Asked) -> tuple[str, tuple[int, ...], str]:
     """Along which field of a method the table goes, its values, and what they are called."""
     if asked.reads_tokens:
         longest = asked.model.longest or MAX_SEQUENCE_LENGTH
@@ -663,13 +638,15 @@ def _changes(asked: _Asked, method: Method) -> Iterator[Change]:
 
 
 def _words(asked: _Asked, method: Method, changed: Method) -> tuple[str, str]:
-    """What to do, and the command's options that do it."""
+    """What to do, and the command's options that do it: ``changes.json`` says for what changes, a
+    field or its value, what to do and what it costs, and for a field its option."""
+    texts, options = shipped_json("named/changes.json").values()
     before, after = asdict(method), asdict(changed)
-    values = {name: after[name] for name in _OPTIONS if after[name] != before[name]}
-    texts = [_CHANGES.get(value) or _CHANGES.get(name) for name, value in values.items()]
+    values = {name: after[name] for name in options if after[name] != before[name]}
+    words = [texts.get(str(value)) or texts.get(name) for name, value in values.items()]
     named = {**after, "gpu": asked.profile and asked.profile.aliases[0].replace(" ", "-")}
-    options = " ".join(_OPTIONS[name] for name in values).format(**named)
-    return " + ".join(filter(None, texts)).format(**after), options
+    stated = " ".join(options[name] for name in values).format(**named)
+    return " + ".join(filter(None, words)).format(**after), stated
 
 
 def changed_methods(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import jiter
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,7 +23,6 @@ FORMAT_VERSION: Final = 3
 ALL_FAMILIES: Final = "all"
 """Value of :attr:`BundleCard.family` where a model predicts several families."""
 ENCODERS: Final = ("mlp", "transformer")
-_MAX_DEPTH: Final = 50
 
 OptionValue = str | bool | int | None
 
@@ -111,10 +111,10 @@ def parse_card(content: bytes, path: Path) -> BundleCard:
         BundleError: when the card is damaged, incomplete, or of another version.
     """
     try:
-        document = json.loads(content)
-    except (ValueError, RecursionError):
-        raise BundleError(f"{path}: no valid JSON") from None
-    _check_portable(document, path)
+        jiter.from_json(content)  # refuses half of a surrogate pair, and what is nested too deeply
+        document = json.loads(content, parse_int=_portable)
+    except ValueError as error:
+        raise BundleError(f"{path}: no JSON that every library can read: {error}") from None
     if not isinstance(document, dict) or "format_version" not in document:
         raise BundleError(f"{path}: no card of a gpumemnet bundle")
     if document["format_version"] != FORMAT_VERSION:
@@ -155,7 +155,9 @@ def _card(document: Mapping[str, Any]) -> BundleCard:
         encoder=_text(document, "encoder"),
         label_source=_text(document["training_data"], "label_source"),
         gpu=_text(document, "gpu"),
-        contexts={gpu: _count(amount) for gpu, amount in document["contexts"].items()},
+        contexts={
+            gpu: _whole(amount, 0, MAX_SHIFT_BYTES) for gpu, amount in document["contexts"].items()
+        },
         traced_peaks={
             family: _traced_peak(part, len(coverages))
             for family, part in document["traced_peaks"].items()
@@ -173,42 +175,24 @@ def _card(document: Mapping[str, Any]) -> BundleCard:
     )
 
 
-def _check_portable(value: Any, path: Path, depth: int = 0) -> None:
-    """Raises an error for values that not every JSON library can write: the service's list of
-    models contains the whole card.
-
-    Raises:
-        BundleError: on a number of more than 64 bits, text that UTF-8 cannot carry, or deep
-            nesting.
-    """
-    if depth > _MAX_DEPTH:
-        raise BundleError(f"{path}: nested more than {_MAX_DEPTH} deep")
-    if isinstance(value, dict | list):
-        for part in (*value, *value.values()) if isinstance(value, dict) else value:
-            _check_portable(part, path, depth + 1)
-    elif type(value) is int and not -(2**63) <= value < 2**63:
-        raise BundleError(f"{path}: holds a whole number of more than 64 bits")
-    elif isinstance(value, str) and not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise BundleError(
-                f"{path}: holds text that is no Unicode (half of a surrogate pair)"
-            ) from None
+def _portable(digits: str) -> int:
+    """A whole number that every JSON library can write: the service's list of models contains the
+    whole card."""
+    return _whole(int(digits), -(2**63), 2**63 - 1)
 
 
 def _traced_peak(document: Any, levels: int) -> TracedPeakCalibration:
-    weights, log_scales = (
-        tuple(map(_positive, document[name])) for name in ("weights", "log_scales")
+    weights, log_scales, log_bounds = (
+        tuple(map(_number, document[name])) for name in ("weights", "log_scales", "log_bounds")
     )
-    log_bounds = tuple(map(_number, document["log_bounds"]))
     if (
         not 0 < len(weights) == len(log_scales)
+        or min(weights + log_scales) <= 0
         or abs(sum(weights) - 1.0) > 1e-6
         or len(log_bounds) != levels
     ):
         raise ValueError(
-            "the calibration of the traced peak needs weights that sum to one, and a bound for each coverage"
+            "the calibration of the traced peak needs weights that sum to one, scales above zero, and a bound for each coverage"
         )
     return TracedPeakCalibration(
         weights=weights,
@@ -257,17 +241,10 @@ def _texts(values: Any) -> list[str]:
     return values
 
 
-def _count(value: object) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no whole number from 0 on")
+def _whole(value: object, least: int, most: int) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{value!r} is no whole number from {least} to {most}")
     return value
-
-
-def _positive(value: object) -> float:
-    number = _number(value)
-    if number <= 0:
-        raise ValueError(f"{value!r} is not above zero")
-    return number
 
 
 def _text(document: Mapping[str, Any], field: str) -> str:
@@ -361,9 +338,6 @@ def site_calibration_from_card(document: Any, levels: int) -> SiteCalibration | 
     """
     if document is None:
         return None
-    gpu = document["gpu"]
-    if not isinstance(gpu, str) or not gpu:
-        raise ValueError("the site's calibration must name a GPU")
     multiples = tuple(None if value is None else _number(value) for value in document["multiples"])
     carried = [value for value in multiples if value is not None]
     largest = None if document["largest"] is None else _number(document["largest"])
@@ -377,27 +351,18 @@ def site_calibration_from_card(document: Any, levels: int) -> SiteCalibration | 
         )
     if multiples[: len(carried)] != tuple(carried):
         raise ValueError("the site's calibration carries a coverage but not a smaller one")
-    low, high = document["unit_levels"]
-    if not all(type(level) is int and 0 <= level < levels for level in (low, high)):
-        raise ValueError("the site's calibration must name two of the coverages for its unit")
-    shift, bound = (_shift(document, name) for name in ("shift_bytes", "shift_bound_bytes"))
-    if bound < shift:
+    low, high = (_whole(level, 0, levels - 1) for level in document["unit_levels"])
+    amounts = {
+        name: _whole(document[name], -MAX_SHIFT_BYTES, MAX_SHIFT_BYTES)
+        for name in ("shift_bytes", "shift_bound_bytes", "context_bytes")
+        if name != "context_bytes" or document.get(name) is not None
+    }
+    if amounts["shift_bound_bytes"] < amounts["shift_bytes"]:
         raise ValueError("the site's calibration bounds the shift below the shift")
     return SiteCalibration(
-        gpu=gpu,
-        shift_bytes=shift,
-        shift_bound_bytes=bound,
+        gpu=_text(document, "gpu"),
         multiples=multiples,
         largest=largest,
         unit_levels=(low, high),
-        context_bytes=_shift(document, "context_bytes")
-        if document.get("context_bytes") is not None
-        else None,
+        **amounts,
     )
-
-
-def _shift(document: Mapping[str, Any], name: str) -> int:
-    value = document[name]
-    if type(value) is not int or abs(value) > MAX_SHIFT_BYTES:
-        raise ValueError(f"{name} must be a whole number of at most {MAX_SHIFT_BYTES}")
-    return int(value)

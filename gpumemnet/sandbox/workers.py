@@ -15,40 +15,22 @@ _CHUNK: Final = 4
 messages cost nothing."""
 
 
-def worker_pool(
-    workers: int | None = None, prepare: Callable[[], None] | None = None
-) -> ProcessPoolExecutor:
-    """Return a pool of new processes.
-
-    Args:
-        workers: number of processes; one for each core by default.
-        prepare: called in each process before its first task.
-    """
-    return ProcessPoolExecutor(
-        workers or os.cpu_count() or 1,
-        mp_context=get_context("spawn"),
-        initializer=_start,
-        initargs=(prepare,),
-    )
-
-
 def in_processes(
     function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]], workers: int | None
 ) -> Iterator[Any]:
-    """Call ``function`` with the arguments of each task in a :func:`worker_pool`, and yield the
-    results in order."""
+    """Call ``function`` with the arguments of each task in a pool of new processes, one for each
+    core by default, and yield the results in order."""
     if tasks:
-        with worker_pool(workers) as pool:
+        processes, context = workers or os.cpu_count() or 1, get_context("spawn")
+        with ProcessPoolExecutor(processes, context, _start) as pool:
             yield from pool.map(function, *zip(*tasks, strict=True), chunksize=_CHUNK)
 
 
-def _start(prepare: Callable[[], None] | None) -> None:
+def _start() -> None:
     import torch
 
     torch.set_num_threads(1)  # more threads would only wait for those of the other processes
     end_with_parent()
-    if prepare is not None:
-        prepare()
 
 
 def end_with_parent() -> None:

@@ -28,7 +28,7 @@ from gpumemnet.job.training_job import FAMILIES, OPTION_FIELDS
 from gpumemnet.physics.replicas import WITH_OTHERS
 from gpumemnet.predict.conformal import binomial_tail, bounds_kept
 from gpumemnet.predict.features import FEATURE_NAMES, feature_matrix
-from gpumemnet.predict.prediction import DEFAULT_COVERAGE, PredictionTable
+from gpumemnet.predict.prediction import PredictionTable
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.site.observations import SiteRows
 
@@ -119,19 +119,13 @@ class DriftReport:
     notes: tuple[str, ...]
 
 
-def find_drift(
-    rows: SiteRows, predictor: Predictor, *, coverage: float = DEFAULT_COVERAGE
-) -> DriftReport:
+def find_drift(rows: SiteRows, predictor: Predictor) -> DriftReport:
     """Test the newest :data:`WINDOW` rows of every family and GPU.
 
     Args:
         rows: recent jobs, with what they took where that is known; without times, the last rows of
             the files are the newest.
         predictor: what predicts now.
-        coverage: of the safe bytes.
-
-    Raises:
-        InvalidRequestError: on a coverage that cannot be.
     """
     # A retraining, which a finding starts, does not learn from replicas.
     alone = rows.take(np.flatnonzero(rows.jobs.column("ranks") <= 1))
@@ -144,9 +138,7 @@ def find_drift(
             continue
         order = np.argsort(np.nan_to_num(group.observed_at), kind="stable")
         try:
-            found, note = _group_findings(
-                group.take(order[-WINDOW:]), family, gpu, predictor, coverage
-            )
+            found, note = _group_findings(group.take(order[-WINDOW:]), family, gpu, predictor)
         except UnsupportedJobError as error:
             found, note = [], error.reason
         findings += found
@@ -183,14 +175,13 @@ def _group_findings(
     family: str,
     gpu: str | None,
     predictor: Predictor,
-    coverage: float,
 ) -> tuple[list[Finding], str | None]:
     is_known = gpu is None or known_profile(gpu) is not None
-    predicted = predictor.predict_table(rows.jobs, coverage=coverage, gpu=gpu if is_known else None)
+    predicted = predictor.predict_table(rows.jobs, gpu=gpu if is_known else None)
     findings = [_support(predicted)]
     notes = []
     if is_known:
-        findings += [*_error(rows, predicted), *_coverage(rows, predicted, coverage)]
+        findings += [*_error(rows, predicted), *_coverage(rows, predicted)]
     else:
         notes.append(f"there is no profile of the {gpu}, so that nothing was predicted for it")
     reference = (predictor.model().card.document.get("reference") or {}).get(family)
@@ -217,7 +208,7 @@ def _error(rows: SiteRows, predicted: PredictionTable) -> Iterator[Finding]:
     yield Finding("error", "median", len(ratios), abs(median), ERROR_MATTERS, probability, sentence)
 
 
-def _coverage(rows: SiteRows, predicted: PredictionTable, coverage: float) -> Iterator[Finding]:
+def _coverage(rows: SiteRows, predicted: PredictionTable) -> Iterator[Finding]:
     """Exact binomial test: no more jobs should exceed their safe bytes than the coverage allows."""
     safe = np.ma.filled(predicted.safe_bytes.astype(np.float64), np.nan)
     kept = bounds_kept(rows.label_bytes, rows.is_oom, rows.limit_bytes, safe)
@@ -225,15 +216,15 @@ def _coverage(rows: SiteRows, predicted: PredictionTable, coverage: float) -> It
     if len(kept) < MIN_JOBS:
         return
     misses = len(kept) - int(kept.sum())
-    excess = misses / len(kept) - (1.0 - coverage)
-    sentence = f"{misses} of {len(kept)} jobs took more than their safe bytes, which promise {coverage:.4g} coverage"
+    excess = misses / len(kept) - (1.0 - predicted.coverage)
+    sentence = f"{misses} of {len(kept)} jobs took more than their safe bytes, which promise {predicted.coverage:.4g} coverage"
     yield Finding(
         "coverage",
         "safe bytes",
         len(kept),
         excess,
         0.0,
-        binomial_tail(misses, len(kept), 1.0 - coverage),
+        binomial_tail(misses, len(kept), 1.0 - predicted.coverage),
         sentence,
     )
 

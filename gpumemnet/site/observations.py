@@ -348,25 +348,19 @@ class SiteRows(Columns):
         """Rows of ``jobs`` with the columns that are known; one value stands for all rows."""
         table = JobTable.from_jobs(jobs)
         columns: dict[str, Any] = {
-            name: np.full(len(table), value, dtype=kind) for name, (value, kind) in _COLUMNS.items()
+            name: np.full(len(table), value) for name, value in _UNKNOWN.items()
         }
         for name, values in known.items():
             columns[name][:] = values
         return SiteRows(table, **columns)
 
 
-_COLUMNS: Final[Mapping[str, tuple[Any, Any]]] = {
-    "gpu": (None, object),
-    "label_bytes": (np.nan, np.float64),
-    "is_oom": (False, np.bool_),
-    "limit_bytes": (np.nan, np.float64),
-    "context_bytes": (np.nan, np.float64),
-    "label_source": (None, object),
-    "provenance": (None, object),
-    "observed_at": (np.nan, np.float64),
-    "location": (None, object),
+_UNKNOWN: Final[Mapping[str, Any]] = {
+    **dict.fromkeys(("gpu", "label_source", "provenance", "location")),
+    **dict.fromkeys(("label_bytes", "limit_bytes", "context_bytes", "observed_at"), np.nan),
+    "is_oom": False,
 }
-"""Column of :class:`SiteRows` → its value where nothing is known, and its type."""
+"""Column of :class:`SiteRows` → its value where nothing is known."""
 
 
 def read_site_rows(paths: Sequence[Path]) -> SiteRows:
@@ -451,9 +445,8 @@ def _line_rows(path: Path, left_out: dict[str, list[str]]) -> SiteRows:
         else:
             jobs.append(observation.job)
             runs.append({**_run(observation), "location": location})
-    known = {
-        name: [run.get(name, unknown) for run in runs] for name, (unknown, _) in _COLUMNS.items()
-    }
+    rows = [{**_UNKNOWN, **run} for run in runs]
+    known = {name: [row[name] for row in rows] for name in _UNKNOWN}
     return SiteRows.from_columns(jobs, **known)
 
 

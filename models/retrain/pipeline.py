@@ -239,7 +239,7 @@ class _Retraining:
         trained = train(
             data, plan_of(encoder, seed, epochs), lambda share: self._progress(step, share)
         )
-        card = classifier_card(trained, data, name=encoder, version=key[:12], metrics=())
+        card = classifier_card(trained, data, name=encoder, version=key[:12])
         folder.parent.mkdir(parents=True, exist_ok=True)
         return save_bundle(folder, export_classifier(trained, data), {**card, "retraining": record})
 

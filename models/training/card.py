@@ -10,7 +10,7 @@ measured rows, and holds for jobs like those, so the card lists their options.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -72,7 +72,6 @@ def save_classifier(
     *,
     name: str,
     version: str,
-    metrics: Sequence[Mapping[str, Any]] = (),
 ) -> Bundle:
     """Write the bundle of ``classifier``, trained on ``data``, to ``folder``, atomically.
 
@@ -81,12 +80,11 @@ def save_classifier(
         classifier: the trained model.
         data: the training data, which determines support and provenance.
         name, version: of the model.
-        metrics: rows of the evaluation table, measured on held-out folds.
 
     Raises:
         BundleError: when ``folder`` exists and is no bundle.
     """
-    card = classifier_card(classifier, data, name=name, version=version, metrics=metrics)
+    card = classifier_card(classifier, data, name=name, version=version)
     return save_bundle(folder, export_classifier(classifier, data), card)
 
 
@@ -96,7 +94,6 @@ def classifier_card(
     *,
     name: str,
     version: str,
-    metrics: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Return the content of ``card.json``; arguments as in :func:`save_classifier`."""
     families = families_of(data)
@@ -147,7 +144,6 @@ def classifier_card(
         },
         "reference": {family: training_reference(own.jobs) for family, own in of_family.items()},
         "training": {**asdict(classifier.plan), "torch": torch.__version__.split("+")[0]},
-        "metrics": [dict(row) for row in metrics],
     }
 
 

@@ -101,29 +101,23 @@ DATABASE_UP: Final = Gauge(
     "1 when the last write to the database succeeded, else 0",
     multiprocess_mode="livemin",
 )
-COVERAGE: Final = Gauge(
-    "gpumemnet_observed_coverage_ratio",
-    "Share of the last observations of a family that stayed within the safe bytes",
-    ["family"],
-    multiprocess_mode="livemostrecent",
-)
-PROMISED: Final = Gauge(
-    "gpumemnet_promised_coverage_ratio",
-    "Mean requested coverage of the same jobs",
-    ["family"],
-    multiprocess_mode="livemostrecent",
-)
-ERROR: Final = Gauge(
-    "gpumemnet_observed_error_ratio",
-    "Median of (expected - observed) / observed over the last observations of a family",
-    ["family"],
-    multiprocess_mode="livemostrecent",
-)
-ALARM: Final = Gauge(
-    "gpumemnet_coverage_alarm",
-    "1 when the observed coverage of a family is significantly too low (exact test)",
-    ["family"],
-    multiprocess_mode="livemostrecent",
+COVERAGE, PROMISED, ERROR, ALARM = (
+    Gauge(name, text, ["family"], multiprocess_mode="livemostrecent")
+    for name, text in (
+        (
+            "gpumemnet_observed_coverage_ratio",
+            "Share of the last observations of a family that stayed within the safe bytes",
+        ),
+        ("gpumemnet_promised_coverage_ratio", "Mean requested coverage of the same jobs"),
+        (
+            "gpumemnet_observed_error_ratio",
+            "Median of (expected - observed) / observed over the last observations of a family",
+        ),
+        (
+            "gpumemnet_coverage_alarm",
+            "1 when the observed coverage of a family is significantly too low (exact test)",
+        ),
+    )
 )
 
 logger = logging.getLogger("gpumemnet.service")

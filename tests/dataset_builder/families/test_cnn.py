@@ -3,7 +3,6 @@ spread as they should."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from dataset_builder.families import cnn, rebuild
+from dataset_builder.families import cnn, parse_architecture
 from dataset_builder.families import cnn as space
 from dataset_builder.families.cnn import CnnArchitecture
 from dataset_builder.measure import training
@@ -206,7 +205,7 @@ def test_maps_that_do_not_meet_are_an_obstacle() -> None:
 )
 def test_a_foreign_architecture_is_refused(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(DatasetError, match=field):
-        rebuild("cnn", json.dumps(tiny().to_dict() | changes))
+        parse_architecture("cnn", tiny().to_dict() | changes)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
 
-from dataset_builder.families import mlp, rebuild
+from dataset_builder.families import mlp, parse_architecture
 from dataset_builder.planned_job import Options, PlannedJob
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.training_job import OPTIMIZERS
@@ -58,4 +57,4 @@ def test_batch_norm_cannot_train_on_single_samples(batch_norm: bool) -> None:
 )
 def test_a_foreign_architecture_is_refused(changes: dict[str, object], field: str) -> None:
     with pytest.raises(DatasetError, match=field):
-        rebuild("mlp", json.dumps(UNIFORM.to_dict() | changes))
+        parse_architecture("mlp", UNIFORM.to_dict() | changes)

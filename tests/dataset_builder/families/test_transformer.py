@@ -3,7 +3,6 @@ samples cover the space."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +13,13 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dataset_builder.families import TensorSpec, extracted_job, loss, rebuild, transformer
+from dataset_builder.families import (
+    TensorSpec,
+    extracted_job,
+    loss,
+    parse_architecture,
+    transformer,
+)
 from dataset_builder.families import transformer as space
 from dataset_builder.families.transformer import TransformerArchitecture
 from dataset_builder.measure.training import build_network, train
@@ -29,7 +34,7 @@ from gpumemnet.job.layers import LAYER_GROUPS
 from gpumemnet.job.training_job import PRECISIONS
 from tests.nightly import every_pair
 
-CPU, META = torch.device("cpu"), torch.device("meta")
+CPU = torch.device("cpu")
 
 TINY: dict[str, Any] = {
     "style": "decoder",
@@ -265,7 +270,7 @@ def test_recomputation_and_kernels_move_the_estimate_as_they_move_memory() -> No
 )
 def test_a_foreign_architecture_is_refused(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(DatasetError, match=field):
-        rebuild("transformer", json.dumps(tiny().to_dict() | changes))
+        parse_architecture("transformer", tiny().to_dict() | changes)
 
 
 def test_the_math_kernel_leaves_matrices_and_the_others_do_not() -> None:

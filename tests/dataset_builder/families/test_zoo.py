@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from dataset_builder.families import extracted_job, rebuild, zoo
+from dataset_builder.families import extracted_job, family, parse_architecture, zoo
 from dataset_builder.families.zoo import CATALOGUE
 from dataset_builder.measure.training import build_network, train
 from dataset_builder.planned_job import Options, PlannedJob, parse_planned, training_job
@@ -88,7 +88,9 @@ def test_a_row_of_the_zoo_names_its_model_and_is_rebuilt(tmp_path: Any) -> None:
     planned = jobs[0]
     assert parse_planned(json.loads(json.dumps(planned.to_dict()))) == planned
     with torch.device("meta"):
-        network = rebuild(training_job(planned).family, planned.architecture_json)
+        network = family("zoo").build(
+            parse_architecture("zoo", json.loads(planned.architecture_json))
+        )
     assert (
         sum(each.numel() for each in network.parameters()) == training_job(planned).total_parameters
     )
@@ -112,7 +114,7 @@ def test_a_row_of_the_zoo_names_its_model_and_is_rebuilt(tmp_path: Any) -> None:
 )
 def test_a_foreign_model_is_refused(document: dict[str, Any], sentence: str) -> None:
     with pytest.raises(DatasetError, match=sentence):
-        rebuild("cnn", json.dumps(document))
+        parse_architecture("zoo", document)
 
 
 def test_single_images_are_an_obstacle() -> None:

@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 
 from gpumemnet.errors import DatasetError, InvalidJobError
 from gpumemnet.job.arrow_codec import check_columns, read_arrow_jobs
-from gpumemnet.job.dataset import job_schema
 from gpumemnet.job.json_codec import job_from_dict, job_to_dict
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import JOB_FIELDS, REQUIRED_FIELDS, TrainingJob
 from tests.jobs import jobs, small_job
+from tests.parquet_jobs import JOB_SCHEMA
 
-SCHEMA = job_schema()
 ODD_NUMBERS = st.sampled_from([None, -1, 0, 2**31, 2**50 + 1, 2**62])
 ODD_WORDS = st.sampled_from([None, "", "adam ", "linear", "Größe"])
 
@@ -43,7 +42,7 @@ def rows(draw: st.DrawFn) -> list[dict[str, Any]]:
                     ]
                 )
             )
-            is_word = pa.types.is_string(SCHEMA.field(name).type)
+            is_word = pa.types.is_string(JOB_SCHEMA.field(name).type)
             document[name] = draw(ODD_WORDS if is_word else ODD_NUMBERS)
         if document["layers"] and draw(st.integers(0, 3)) == 0:
             name = draw(st.sampled_from(["kind", "activations", "parameters", "block"]))
@@ -72,7 +71,7 @@ def in_columns(batch: pa.RecordBatch) -> list[TrainingJob | str]:
 def test_columns_are_read_as_documents_are(
     documents: list[dict[str, Any]], as_dictionary: bool, cut: int
 ) -> None:
-    batch = pa.RecordBatch.from_pylist(documents, nullable(SCHEMA))
+    batch = pa.RecordBatch.from_pylist(documents, nullable(JOB_SCHEMA))
     if as_dictionary:
         columns = [
             column.dictionary_encode() if pa.types.is_string(column.type) else column
@@ -89,7 +88,7 @@ def test_columns_are_read_as_documents_are(
 def test_whole_numbers_of_any_width(kind: pa.DataType) -> None:
     table = pa.table(
         {name: [value] for name, value in job_to_dict(small_job(batch_size=64)).items()},
-        nullable(SCHEMA),
+        nullable(JOB_SCHEMA),
     )
     place = table.schema.get_field_index("batch_size")
     table = table.set_column(place, "batch_size", pa.array([64], kind))
@@ -100,7 +99,7 @@ def test_whole_numbers_of_any_width(kind: pa.DataType) -> None:
 @pytest.mark.parametrize("form", ["large_list", "fixed", "sliced", "dictionary kinds"])
 def test_layers_in_other_forms(form: str) -> None:
     many = [small_job(), replace(small_job(), layers=small_job().layers[::-1])]
-    table = pa.Table.from_pylist([job_to_dict(job) for job in many], nullable(SCHEMA))
+    table = pa.Table.from_pylist([job_to_dict(job) for job in many], nullable(JOB_SCHEMA))
     layers = table.column("layers").combine_chunks()
     layer = layers.type.value_type
     if form == "large_list":
@@ -135,7 +134,9 @@ def test_layers_in_other_forms(form: str) -> None:
 def test_a_column_of_another_type_is_refused_at_once(
     name: str, kind: pa.DataType, says: str
 ) -> None:
-    fields = [pa.field(field.name, kind if field.name == name else field.type) for field in SCHEMA]
+    fields = [
+        pa.field(field.name, kind if field.name == name else field.type) for field in JOB_SCHEMA
+    ]
     with pytest.raises(DatasetError, match=says):
         check_columns(pa.schema(fields), "jobs.parquet")
 
@@ -144,7 +145,7 @@ def test_a_column_that_is_missing_or_there_twice_is_named() -> None:
     for name in REQUIRED_FIELDS:
         with pytest.raises(DatasetError, match=f"the column '{name}' is missing"):
             check_columns(
-                pa.schema([field for field in SCHEMA if field.name != name]), "jobs.parquet"
+                pa.schema([field for field in JOB_SCHEMA if field.name != name]), "jobs.parquet"
             )
     with pytest.raises(DatasetError, match="two columns called 'optimizer'"):
-        check_columns(pa.schema([*SCHEMA, pa.field("optimizer", pa.string())]), "jobs.parquet")
+        check_columns(pa.schema([*JOB_SCHEMA, pa.field("optimizer", pa.string())]), "jobs.parquet")

@@ -25,8 +25,9 @@ from gpumemnet.job.measurement import (
     architecture_key,
 )
 from gpumemnet.job.table_reader import CHUNK_ROWS, read_job_tables
-from gpumemnet.job.training_job import TrainingJob, totals_only
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.units import MIB
+from tests.jobs import totals_only
 from tests.parquet_jobs import write_jobs
 
 ROOT = Path(__file__).parents[3]

@@ -16,7 +16,7 @@ from gpumemnet.job.json_codec import (
     read_jobs,
 )
 from gpumemnet.job.layers import Layer
-from gpumemnet.job.training_job import JOB_FIELDS, TrainingJob, totals_only
+from gpumemnet.job.training_job import JOB_FIELDS, TrainingJob
 from tests.jobs import jobs, small_job
 
 
@@ -32,18 +32,6 @@ def test_totals_are_derived_from_the_layers() -> None:
     assert job.total_parameters == 51_712 + 1_024 + 5_130
     assert job.total_activations == 4 * 512 + 10
     assert job.trainable_parameters == job.total_parameters
-    assert job.trainable_share == 1.0
-
-
-def test_a_job_without_parameters_is_wholly_trainable() -> None:
-    assert small_job(layers=(), total_activations=1, total_parameters=0).trainable_share == 1.0
-
-
-@given(jobs())
-def test_totals_only_drops_the_layers_and_nothing_else(job: TrainingJob) -> None:
-    bare = totals_only(job)
-    assert bare.layers == ()
-    assert {**job_to_dict(bare), "layers": None} == {**job_to_dict(job), "layers": None}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gpumemnet.allocator.settings import LARGE_SEGMENT_BYTES
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import Layer
-from gpumemnet.job.training_job import TrainingJob, totals_only
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.physics import closed_form
 from gpumemnet.physics.optimizers import FACTORED_FILTERS
 from gpumemnet.physics.step_memory import SIZE_CLASSES
@@ -23,7 +23,7 @@ from gpumemnet.predict.features import (
     feature_matrix,
 )
 from gpumemnet.units import MIB
-from tests.jobs import jobs, small_job
+from tests.jobs import jobs, small_job, totals_only
 
 WORKSPACE = 8_519_680
 TOTALS = len(TOTAL_COLUMNS)

@@ -20,13 +20,13 @@ from gpumemnet.job.dataset import read_dataset
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import job_from_json
 from gpumemnet.job.layers import Layer
-from gpumemnet.job.training_job import TrainingJob, totals_only
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.bundle import save_bundle
 from gpumemnet.predict.distribution import PUBLISHED_BINS, bins_of_width
 from gpumemnet.predict.prediction import Prediction
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import GIB, MIB
-from tests.jobs import jobs, mlp, small_job
+from tests.jobs import jobs, mlp, small_job, totals_only
 from tests.registries import shipped
 
 DATASETS = Path(__file__).parents[3] / "dataset_builder" / "datasets"

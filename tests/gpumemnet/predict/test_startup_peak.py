@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import gpumemnet
 from gpumemnet.job.layers import Layer
-from gpumemnet.job.training_job import TrainingJob, totals_only
-from tests.jobs import mlp
+from gpumemnet.job.training_job import TrainingJob
+from tests.jobs import mlp, totals_only
 
 PREDICTOR = gpumemnet.Predictor.default()
 GPU = "A100-40GB"

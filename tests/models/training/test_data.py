@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.dataset import read_dataset
-from gpumemnet.job.training_job import totals_only
 from models.training.data import (
     STEADY_PART,
     LabelledJobs,
@@ -18,6 +17,7 @@ from models.training.data import (
     labelled_jobs,
     load_labelled_jobs,
 )
+from tests.jobs import totals_only
 from tests.sites import DATASETS
 
 XMEM = DATASETS / "real_runs" / "published_xmem_rtx30_40.parquet"

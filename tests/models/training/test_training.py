@@ -14,7 +14,7 @@ import torch
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import Layer
-from gpumemnet.job.training_job import TrainingJob, totals_only
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.features import FEATURE_NAMES, layer_sequence, model_features
 from gpumemnet.predict.predictor import SLACK_BYTES, Predictor
 from gpumemnet.units import MIB
@@ -30,6 +30,7 @@ from models.training.classifier import (
 )
 from models.training.data import LabelledJobs
 from models.training.graph_export import export_classifier
+from tests.jobs import totals_only
 
 PLANS = {
     "mlp": replace(plan_of("mlp"), epochs=3, folds=3, hidden=16),

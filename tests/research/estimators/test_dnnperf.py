@@ -5,10 +5,11 @@ import pytest
 
 from gpumemnet.gpu import device_profile
 from gpumemnet.job.layers import KINDS, Layer
-from gpumemnet.job.training_job import TrainingJob, totals_only
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.units import MIB
 from research.estimators.dnnperf import Graphs, train_dnnperf
 from research.estimators.estimator import NotCoveredError, Subject
+from tests.jobs import totals_only
 
 CONTEXT = 500 * MIB
 

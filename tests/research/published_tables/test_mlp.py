@@ -6,7 +6,7 @@ import json
 import statistics
 from pathlib import Path
 
-from dataset_builder.families import rebuild
+from dataset_builder.families import family, parse_architecture
 from gpumemnet.job.dataset import read_dataset
 from gpumemnet.units import MIB
 from research.published_tables.importing import import_published, read_published
@@ -60,7 +60,7 @@ def test_a_row_becomes_a_measurement(tmp_path: Path) -> None:
         [4],
         0.25,
     )
-    network = rebuild("mlp", row.architecture)
+    network = family("mlp").build(parse_architecture("mlp", json.loads(row.architecture)))
     assert sum(each.numel() for each in network.parameters()) == 34
 
 

@@ -206,36 +206,6 @@ def test_the_schema_of_a_field_allows_what_the_parser_accepts(field: str) -> Non
         assert allowed(schema, value) == accepted(job, **{field: value}), (field, value)
 
 
-LAYERS: tuple[object, ...] = (
-    *(
-        {"kind": "linear", "activations": 1},
-        {"kind": "linear", "activations": 0, "parameters": 2**50},
-        ["relu", 1, 0],
-    ),
-    *(
-        {"kind": "linear"},
-        {"activations": 1},
-        {"kind": "Linear", "activations": 1},
-        {"kind": "a" * 65, "activations": 1},
-    ),
-    *(
-        {"kind": "linear", "activations": -1},
-        {"kind": "linear", "activations": 1, "parameters": 2**50 + 1},
-        {},
-        [],
-        "relu",
-    ),
-    *(
-        {"kind": "linear", "activations": 1, "size": 1},
-        ["relu", 1],
-        ["relu", 1, 0, 0],
-        [1, "relu", 0],
-        ["relu", True, 0],
-        None,
-    ),
-)
-
-
 def test_a_job_is_typed_wherever_it_stands(description: Document) -> None:
     schemas = description["components"]["schemas"]
     job = {"$ref": "#/components/schemas/TrainingJob"}

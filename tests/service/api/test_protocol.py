@@ -4,6 +4,7 @@ answers in their order."""
 import gzip
 import io
 import json
+import os
 import re
 import time
 import urllib.error
@@ -12,14 +13,13 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from service.api.admission import MAX_HEAD_BYTES, MAX_HEAD_FIELDS
 from service.api.predictions import Document
 from service.api.schemas import Problem
 from tests.conftest import RunningService, StartService
-from tests.fuzzing import fuzzed
 from tests.service.sockets import connect, post_head
 from tests.waiting import wait_until
 
@@ -208,7 +208,11 @@ targets = st.sampled_from(
 methods = st.sampled_from(b"POST POST POST GET HEAD OPTIONS CONNECT PRI x".split())
 
 
-@fuzzed
+@settings(
+    max_examples=int(os.environ.get("GPUMEMNET_FUZZ_CASES", "100")),
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
 @given(
     method=methods,
     target=targets,
