@@ -34,11 +34,10 @@ def main() -> None:
         second, third = (traced(name, f"zero{stage}") for stage in (2, 3))
         parameters, largest = second.parameters, largest_layer(name)
         estimates = (2 + 18 / GPUS) * parameters, 18 / GPUS * parameters + 4 * largest
-        amounts = [estimates[0], states(second), estimates[1], states(third)]
-        amounts.append(third.parts["activations_bytes"])
-        assert second.moment == "optimizer step", second.moment
-        cells = " | ".join(f"{amount / 1e9:.3f}" for amount in amounts)
-        print(f"| {name} | {parameters / 1e6:,.0f} M | {cells} |", flush=True)
+        cells = [estimates[0], states(second), second.moment, estimates[1], states(third)]
+        cells.append(third.parts["activations_bytes"])
+        texts = (each if isinstance(each, str) else f"{each / 1e9:.3f}" for each in cells)
+        print(f"| {name} | {parameters / 1e6:,.0f} M | {' | '.join(texts)} |", flush=True)
 
 
 def traced(name: str, parallel: str) -> FitAnswer:

@@ -109,15 +109,16 @@ def readings(
         list[str] | None,
         typer.Option(
             "--source",
-            help="Compare with this table alone, once for each; timm: largest batches of its models.",
+            help="Compare with this table alone, once for each, or its first letters; timm: largest batches of its models.",
         ),
     ] = None,
     seconds: Budget = None,
 ) -> None:
     """Compare `gpumemnet fit` and traces with published readings of training runs."""
-    from research.readings import TABLES, compare
+    from research.readings import LADDERS, TABLES, compare
 
-    sources = source or TABLES
+    asked = tuple(source or TABLES)
+    sources = [table for table in (*TABLES, LADDERS) if table.startswith(asked)]
     typer.echo(
         compare(folder, write=write, exact=exact, kept=kept, sources=sources, seconds=seconds)
     )

@@ -37,9 +37,11 @@ class Splitting(Protocol):
             re-entrant checkpoint with a wrapped block: its gathering is recomputed, too.
     """
 
-    parallel: str
-    precision: str
-    batch_size: int
+    @property
+    def parallel(self) -> str: ...  # noqa: D102
+
+    @property
+    def precision(self) -> str: ...  # noqa: D102
 
     @property
     def is_half(self) -> bool: ...  # noqa: D102
@@ -48,9 +50,13 @@ class Splitting(Protocol):
     def is_autocast(self) -> bool: ...  # noqa: D102
 
     @property
+    def batch_size(self) -> int: ...  # noqa: D102
+
+    @property
     def has_adapters(self) -> bool: ...  # noqa: D102
 
-    checkpointing: bool
+    @property
+    def checkpointing(self) -> bool: ...  # noqa: D102
 
     @property
     def is_reentrant(self) -> bool: ...  # noqa: D102
@@ -153,7 +159,7 @@ def _recompute_units(model: nn.Module) -> None:
         block: Any = getattr(unit, "_fsdp_wrapped_module", None)
         if getattr(block, "gradient_checkpointing", False) and len(list(block.children())) > 1:
             block.gradient_checkpointing = False
-            unit.forward = partial(_recomputed, unit.forward)  # type: ignore[method-assign]
+            unit.forward = partial(_recomputed, unit.forward)
 
 
 def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

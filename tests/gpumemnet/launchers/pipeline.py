@@ -19,7 +19,7 @@ def stage(number: int) -> Any:
 
 
 stages = [stage(rank + ranks * each) for each in range(COUNT)]
-schedule = ScheduleInterleaved1F1B(stages, MICROBATCHES, loss_fn=nn.functional.mse_loss)
+schedule: Any = ScheduleInterleaved1F1B(stages, MICROBATCHES, loss_fn=nn.functional.mse_loss)
 optimizer = torch.optim.SGD([each for part in stages for each in part.submod.parameters()], 0.1)
 for _ in range(3):
     optimizer.zero_grad()
