@@ -285,7 +285,7 @@ class _Recorder:
         if (
             kind == "rms_norm"
             and not self._has_fused_norm
-            and next(module.parameters(), None) is not None
+            and next(iter(module.parameters()), None) is not None
         ):
             # A norm of elementary operations: its result is a tensor, which the product with the
             # weight keeps.

@@ -476,7 +476,7 @@ def present_gpu(
             )
             return module
         if target is not None:
-            first = next(module.parameters(), None)
+            first = next(iter(module.parameters()), None)
             if first is not None and observer.device_of(first) == GPU:
                 values.note("Module.to moved a module to the host; it was left on the GPU")
             args = tuple(arg for arg in args if not isinstance(arg, str | torch.device))

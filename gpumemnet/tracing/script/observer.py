@@ -136,7 +136,7 @@ class ScriptModules(ModulePath):
             return
         self._models.append(weakref.ref(module))
         root = type(module).__name__
-        if next(module.parameters(), None) is not None:
+        if next(iter(module.parameters()), None) is not None:
             alone = module.module if isinstance(module, DistributedDataParallel) else module
             self.model_names.append(type(alone).__name__.removeprefix("FSDP"))
         for name, child in module.named_modules():
@@ -558,7 +558,7 @@ class ScriptObserver:
         if not self.modules.depth and torch.is_grad_enabled() and self._started:
             given = [each for each in tensors_in(arguments) if each.ndim]
             shape = ", ".join("x".join(map(str, each.shape)) for each in given)
-            if given and next(module.parameters(), None) is not None:
+            if given and next(iter(module.parameters()), None) is not None:
                 self._first_model = self._first_model or weakref.ref(module)
                 if self._first_model() is module:
                     self.shapes.setdefault(step, shape)
@@ -571,7 +571,7 @@ class ScriptObserver:
         """Learn the number of samples from what a module was called with: the second dimension of
         ``[time, batch, …]``."""
         is_model = not self.modules.depth
-        has_parameters = next(module.parameters(), None) is not None
+        has_parameters = next(iter(module.parameters()), None) is not None
         size = self._inner_batch_size
         if given:
             shape = given[0].shape
