@@ -183,8 +183,6 @@ KORTHIKANTI: Final = _formula(
 PAGE_BYTES: Final = 2 * MIB
 CHUNK_ELEMENTS: Final = 16 * MIB
 STATE_BYTES: Final = 2 * FULL_BYTES
-METHODS: Final = ("data parallel", "ZeRO-3", "tensor parallel", "data and tensor parallel")
-LARGEST_BATCH: Final = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,33 +203,6 @@ class LlmParts:
     state: int
     outputs: int
     head: int
-
-    @property
-    def single(self) -> int:
-        """Memory of one GPU, or of each GPU with ordinary data parallelism."""
-        return self.base + self.half + self.master + self.state + self.outputs + self.head
-
-    def zero3(self, gpus: int) -> int:
-        """Memory of each GPU where masters and state are divided."""
-        return self.base + self.half + (self.master + self.state) // gpus + self.outputs + self.head
-
-    def tensor(self, gpus: int) -> int:
-        """Memory of each GPU where every matrix is divided; gathered outputs are added."""
-        return (
-            self.base
-            + (self.half + self.master + self.state) // gpus
-            + self.outputs
-            + self.head
-            + self._gathered(gpus)
-        )
-
-    def combined(self, data: int, tensor: int) -> int:
-        """Memory of each GPU with ``data`` groups of ``tensor`` GPUs."""
-        gpus = data * tensor
-        return self.zero3(gpus) - self.half * tensor // gpus + self._gathered(tensor)
-
-    def _gathered(self, gpus: int) -> int:
-        return pages(self.outputs * (gpus - 1) // gpus)
 
 
 def pages(size_bytes: float) -> int:
@@ -262,61 +233,6 @@ def llm_parts(shape: TransformerShape, batch_size: int, base_bytes: int) -> LlmP
         ),
         head=logits + 2 * shifted + pages(shape.vocabulary * shape.hidden * HALF_BYTES),
     )
-
-
-def chosen_method(
-    shape: TransformerShape, gpus: int, base_bytes: int, capacity_bytes: int
-) -> tuple[str, int] | None:
-    """LLMem's choice among :data:`METHODS`, and the batch size of a GPU; ``None`` where no method
-    fits one sample.
-
-    Each method gets the largest batch that fits, and a score: the samples of a step, half as many
-    again for plain data parallelism.  With two dimensions, tensor groups are of two GPUs (assumed;
-    the paper leaves the split open).
-
-    Args:
-        shape: of the language model.
-        gpus: number of GPUs.
-        base_bytes, capacity_bytes: of one GPU.
-    """
-    tensor = 2 if gpus % 2 == 0 else 1
-    data = gpus // tensor
-    best: tuple[float, str, int] | None = None
-    for method, weight in zip(METHODS, (1.5 * gpus, gpus, 1, data), strict=True):
-        if (method == METHODS[3]) and (tensor == 1 or data == 1):
-            continue
-        size = _largest_batch(shape, method, gpus, data, tensor, base_bytes, capacity_bytes)
-        if size and (best is None or weight * size > best[0]):
-            best = (weight * size, method, size)
-    return None if best is None else best[1:]
-
-
-def _largest_batch(
-    shape: TransformerShape,
-    method: str,
-    gpus: int,
-    data: int,
-    tensor: int,
-    base_bytes: int,
-    capacity_bytes: int,
-) -> int:
-    def takes(size: int) -> int:
-        parts = llm_parts(shape, size, base_bytes)
-        amounts = (
-            parts.single,
-            parts.zero3(gpus),
-            parts.tensor(gpus),
-            parts.combined(data, tensor),
-        )
-        return amounts[METHODS.index(method)]
-
-    fits, fails = 0, 1
-    while takes(fails) <= capacity_bytes and fails < LARGEST_BATCH:
-        fits, fails = fails, 2 * fails
-    while fails - fits > 1:
-        middle = (fits + fails) // 2
-        fits, fails = (middle, fails) if takes(middle) <= capacity_bytes else (fits, middle)
-    return fits
 
 
 def parts(subject: Subject) -> Mapping[str, int]:
