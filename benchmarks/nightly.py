@@ -148,9 +148,9 @@ STEPS = (
         "six networks: the planner's optimizers against the optimum",
     ),
     Step(
-        "plan_batches",
-        ("benchmarks/plan_batches.py",),
-        "the largest batch of six networks with a plan and without",
+        "plan_table",
+        ("benchmarks/plan_table.py",),
+        "twelve models planned for 70 % of their peak, and each plan traced",
     ),
     Step("replicas", ("benchmarks/replicas.py",), "predicted against traced replicas"),
 )

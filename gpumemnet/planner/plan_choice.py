@@ -23,6 +23,7 @@ from torch import nn
 
 from gpumemnet.errors import BudgetError, InvalidRequestError, PlanError
 from gpumemnet.extract.module_calls import ModelInputs
+from gpumemnet.gpu import context
 from gpumemnet.planner.alternatives import alternatives
 from gpumemnet.planner.chain import KEEP, OPTIONS, Chain, chain_of
 from gpumemnet.planner.costs import Machine, StepCosts, find_machine
@@ -42,6 +43,10 @@ from gpumemnet.tracing.timeline import safety
 from gpumemnet.units import MIB, format_bytes
 
 _LOG: Final = logging.getLogger(__name__)
+_LIMIT: Final = (
+    "torch.cuda.set_per_process_memory_fraction(share of the GPU's memory, without the context); "
+    "convolutions then take smaller workspaces"
+)
 Search = Callable[[Chain, float, float], Found]
 """Called with a chain, a limit on live bytes, and the seconds that it may take."""
 _ROUNDS: Final = 8
@@ -318,18 +323,21 @@ def plan_request(
     return answer
 
 
-def expected_budget(available_bytes: int, expected_bytes: int, safe_bytes: int) -> int:
-    """Return the expected bytes at which the safe bytes of a job take all that is available.
+def expected_budget(available_bytes: int, step: StepCosts) -> int:
+    """Return the expected bytes of a process that may use ``available_bytes``: less by the bound on
+    the context and by the share for what a trace does not see."""
+    outside, share = context(step.device), safety()["margins"][step.timeline.kind]
+    return int((available_bytes - outside.bound_bytes) / (1 + share)) + outside.expected_bytes
 
-    The bound above the expected bytes is a share of them, at most the largest margin, and a fixed
-    amount.
 
-    Args:
-        available_bytes: memory that the process may use.
-        expected_bytes, safe_bytes: of the job without a plan.
+def _holds(answer: TraceAnswer, budget_bytes: int) -> bool:
+    """Whether a job stays within what is available if its process is limited to that.
+
+    Convolutions then take the workspaces that are left, and the allocator gives cached segments
+    back, as ``smallest_bytes`` counts.
     """
-    share = max(safety()["margins"].values())
-    return expected_bytes + int((available_bytes - safe_bytes) / (1 + share))
+    is_expected = answer.expected_bytes <= answer.available_bytes
+    return is_expected and answer.smallest_bytes <= budget_bytes
 
 
 def _fitting_plan(
@@ -349,7 +357,7 @@ def _fitting_plan(
     Raises:
         PlanError: no plan fits.
     """
-    budget = expected_budget(before.available_bytes, before.expected_bytes, before.safe_bytes)
+    budget = expected_budget(before.available_bytes, step)
     available = format_bytes(before.available_bytes)
     target, too_small = budget, None
     for _ in range(_ATTEMPTS):
@@ -374,5 +382,9 @@ def _fitting_plan(
             after = ModelTracer(model, inputs, request.trace).answer()
         if after.fits:
             return plan, after
+        if _holds(after, budget):
+            limit = f"the safe bytes are those of a process that is limited to them: {_LIMIT}"
+            plan = replace(plan, notes=(*plan.notes, limit))
+            return plan, replace(after, safe_bytes=after.available_bytes)
         target = min(target, plan.process_bytes) - (after.safe_bytes - before.available_bytes) - MIB
     raise PlanError(f"no plan of '{request.planner}' was found whose safe bytes fit {available}")

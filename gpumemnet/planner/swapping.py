@@ -221,7 +221,8 @@ class _Saved:
         """Return the tensor on its device."""
         storage = self.copy.on_device()
         self._finish()
-        empty = torch.empty(0, dtype=self.dtype, device=self.copy.device)
+        # In a trace, a constant whose values are known is in host memory.
+        empty = torch.empty(0, dtype=self.dtype, device=storage.device)
         with torch.no_grad():
             return empty.set_(storage, self.offset, self.shape, self.strides)
 
@@ -279,7 +280,7 @@ class _Copy:
         self._memory.add(pinned_bytes(self._size_bytes))
         is_pinned = self.device.type == "cuda"
         self._on_host = torch.empty(self._size_bytes, dtype=torch.uint8, pin_memory=is_pinned)
-        source = torch.empty(0, dtype=torch.uint8, device=self.device).set_(self._held)
+        source = torch.empty(0, dtype=torch.uint8, device=self._held.device).set_(self._held)
         self._copied = self._outward.copy(self._on_host, source)
 
     def release(self) -> None:

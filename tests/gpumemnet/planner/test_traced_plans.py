@@ -8,7 +8,9 @@ from collections.abc import Mapping
 
 import pytest
 import torch
+from torch import Tensor, nn
 
+import gpumemnet
 from benchmarks.cuda_code import peaks_of
 from gpumemnet.extract.module_calls import inputs_from_example
 from gpumemnet.gpu import device_profile
@@ -64,3 +66,31 @@ def test_a_traced_plan_takes_what_cuda_code_takes(name: str, decision: str) -> N
         )
     assert peaks[1] == ON_CUDA[name][decision][0]
     assert abs(peaks[2] - ON_CUDA[name][decision][1]) <= SEGMENT_BYTES
+
+
+@pytest.mark.parametrize("decision", list(Decision)[1:])
+def test_constants_whose_values_a_trace_knows_are_recomputed_and_swapped(
+    decision: Decision,
+) -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+            buckets = (positions - torch.arange(len(x), device=x.device)).clamp(0, 3)
+            return torch.tanh(self.linear(x)) * positions[:, None] * buckets[:, None]
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([Block(), Block()])
+
+        def forward(self, x: Tensor) -> Tensor:
+            positions = torch.arange(len(x), device=x.device)  # 64 KiB, which are swapped
+            for block in self.blocks:
+                x = block(x, positions)
+            return x
+
+    with applied(model := Model(), {f"blocks.{number}": decision for number in range(2)}):
+        gpumemnet.trace(model, torch.empty(2**13, 4), gpu="A100")
