@@ -21,7 +21,10 @@ DEVICE_READERS: Final = (
     f"{TORCH_FOLDER}utils/tensorboard",
     *(
         f"{TORCH_FOLDER}distributed/fsdp/{name}.py"
-        for name in ("_flat_param", "_init_utils", "_runtime_utils", "fully_sharded_data_parallel")
+        for name in (
+            *("_flat_param", "_init_utils", "_runtime_utils", "fully_sharded_data_parallel"),
+            "sharded_grad_scaler",
+        )
     ),
 )
 """PyTorch's own code that sees the device of a tensor as the script does."""
