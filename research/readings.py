@@ -249,7 +249,7 @@ def _causes(row: Mapping[str, str]) -> list[str]:
     return [
         base,
         *(["autocast"] if "amp" in row["precision"] else []),
-        "recomputed blocks" if row["checkpointing"].startswith("full") else "blocks kept",
+        *(["recomputed blocks"] if row["checkpointing"].startswith("full") else []),
         *([] if row["gpus"] == "1" else [SEVERAL_RANKS]),
     ]
 

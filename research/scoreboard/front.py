@@ -26,10 +26,8 @@ _SHOWN: Final = (
     "xMem, as published",
     "MemTracker",
     "DNNMem, as published",
-    "FakeTensor",
     "SchedTune, as published",
     "LLMem",
-    "accelerate estimate-memory",
     "gpumemnet, trace",
     "gpumemnet, classifier (layers)",
 )
