@@ -34,6 +34,8 @@ from gpumemnet.physics.replicas import communicator_bytes
 from gpumemnet.predict.conformal import conformal_quantiles
 from research.batch_ladders import Ladder, comparison, ladder
 from research.estimators.fine_tuning import rules
+from research.vision_runs import TABLES as VISION
+from research.vision_runs import vision_run
 
 TABLES: Final = ("fms-acceleration", "litgpt", "qwen", "peft")
 LADDERS: Final = "timm"
@@ -55,6 +57,8 @@ _BUILDING_LIBRARIES: Final = (
     "bitsandbytes",
     "diffusers",
     "litgpt",
+    "mmsegmentation",
+    "mmdet",
 )
 _TARGETS: Final = {
     "query": "q_proj",
@@ -143,7 +147,8 @@ def readings(
             if seconds is not None:  # so that those that are reached are a fair sample
                 Random(0).shuffle(rows)
             for row in rows:
-                if row["usable"] != "yes" or not (row["gpus"] == "1" or (exact and _is_fsdp(row))):
+                is_alone = row["gpus"] == "1" or table in VISION
+                if row["usable"] != "yes" or not (is_alone or (exact and _is_fsdp(row))):
                     continue
                 question = f"{row['row_id']} {exact}"
                 key = f"{question} {code}"
@@ -174,8 +179,9 @@ def kept_answers(kept: Path | None) -> dict[str, Reading | Ladder | str]:
 def _code_digest() -> str:
     """Names the code that answers: the package, this module, and the libraries' versions."""
     folder = Path(gpumemnet.__file__).parent
+    own = sorted(Path(__file__).parent.glob("*.py"))
     digest = hashlib.sha256()
-    for path in (*sorted(folder.rglob("*.py")), *sorted(folder.rglob("*.json")), Path(__file__)):
+    for path in (*sorted(folder.rglob("*.py")), *sorted(folder.rglob("*.json")), *own):
         digest.update(path.read_bytes())
     for library in _BUILDING_LIBRARIES:
         with suppress(PackageNotFoundError):
@@ -184,6 +190,12 @@ def _code_digest() -> str:
 
 
 def _reading(table: str, row: dict[str, str], depth: dict[str, Any]) -> Reading | str:
+    if table in VISION:
+        run = vision_run(row)
+        if isinstance(run, str):
+            return f"{row['row_id']}: {run}"
+        read_bytes = float(row["reading_bytes"])
+        return Reading(run.kind, row["row_id"], "plain", read_bytes, run.allocated_bytes, {})
     reason = _obstacle(row, is_exact=bool(depth))
     if reason:
         return f"{row['row_id']}: {reason}"

@@ -1,7 +1,10 @@
 """``python -m research readings``: what ``fit`` says, beside published readings."""
 
 import csv
+import sys
 from pathlib import Path
+
+import pytest
 
 from research.readings import TABLES, Reading, compare, readings
 
@@ -75,3 +78,18 @@ def test_a_ladder_of_batches_agrees_with_a_trace_or_not(tmp_path: Path) -> None:
     shown = compare(tmp_path, sources=["timm"], kept=tmp_path / "answers.jsonl")
     assert "| nchw | 2 | 50.0% | 0.0% | 50.0% | 0.0% | 50.0% |" in shown
     assert "* timm:gone: Unknown model (no_such)" in shown
+
+
+def test_a_vision_row_that_cannot_be_built_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "mmengine", None)
+    rows = [ROW | {"row_id": "mmdet3d:1"}, ROW | {"row_id": "mmseg:1", "gpus": "4"}]
+    with (tmp_path / "openmmlab.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(ROW))
+        writer.writeheader()
+        writer.writerows(rows)
+    assert list(readings(tmp_path, sources=["openmmlab"])) == [
+        "mmdet3d:1: mmdet3d needs compiled sparse convolutions",
+        "mmseg:1: mmengine is not installed",
+    ]
