@@ -34,6 +34,7 @@ from gpumemnet.physics.replicas import communicator_bytes
 from gpumemnet.predict.conformal import conformal_quantiles
 from research.batch_ladders import Ladder, comparison, ladder
 from research.estimators.fine_tuning import rules
+from research.vision_runs import GPU as V100
 from research.vision_runs import TABLES as VISION
 from research.vision_runs import vision_run
 
@@ -194,8 +195,8 @@ def _reading(table: str, row: dict[str, str], depth: dict[str, Any]) -> Reading 
         run = vision_run(row)
         if isinstance(run, str):
             return f"{row['row_id']}: {run}"
-        read_bytes = float(row["reading_bytes"])
-        return Reading(run.kind, row["row_id"], "plain", read_bytes, run.allocated_bytes, {})
+        sizes = float(row["reading_bytes"]), run.allocated_bytes
+        return Reading(run.kind, row["row_id"], "plain", *sizes, {}, V100, row["family"], [], 0)
     reason = _obstacle(row, is_exact=bool(depth))
     if reason:
         return f"{row['row_id']}: {reason}"
