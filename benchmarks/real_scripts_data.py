@@ -368,9 +368,9 @@ def hub_chats(folder: Path) -> None:
 
 
 def hub_texts(folder: Path) -> None:
-    """Texts under the columns of several data sets on the hub."""
-    columns = ("text", "prompt", "chosen", "rejected", "instruction", "input", "output")
-    _hub_rows(folder, dict.fromkeys(columns, " ".join(WORDS * 40)))
+    """Texts, or instructions with answers, under the name of a data set on the hub."""
+    more = ("instruction", "input", "output") if folder.name == "alpaca" else ()
+    _hub_rows(folder, dict.fromkeys(("text", *more), " ".join(WORDS * 40)))
 
 
 def _hub_rows(folder: Path, row: Mapping[str, Any]) -> None:
@@ -390,7 +390,7 @@ def rows_on_disk(folder: Path) -> None:
     """Texts as ``datasets`` saves them to the disk."""
     import datasets
 
-    row = dict.fromkeys(("prompt", "chosen", "rejected"), [" ".join(WORDS * 40)] * 400)
+    row = dict.fromkeys(("prompt", "chosen", "rejected"), [" ".join(WORDS * 40)] * 4000)
     parts = {part: datasets.Dataset.from_dict(row) for part in ("train", "test")}
     datasets.DatasetDict(parts).save_to_disk(folder)
 

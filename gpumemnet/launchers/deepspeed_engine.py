@@ -146,6 +146,8 @@ def _finds_none(*args: object, **kwargs: object) -> bool:
 
 class _Compiled:
     def __getattr__(self, name: str) -> Callable[..., None]:
+        if name.startswith("zenflow"):
+            raise ExtractError("ZenFlow's optimizer is a process of compiled code: not traced")
         return lambda *args, **kwargs: None
 
 
