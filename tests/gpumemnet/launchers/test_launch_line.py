@@ -9,6 +9,7 @@ import pytest
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.launchers.launch_line import Launch, is_launch, parse_launch
+from gpumemnet.tracing import trace_script
 
 
 @pytest.mark.parametrize(
@@ -102,6 +103,29 @@ def test_programs_of_python_run_here_and_others_start_processes(tmp_path: Path) 
     )
     launch = parse_launch(["bash", "run.sh"])
     assert (launch.is_module, launch.arguments) == (True, ("bash", "run.sh"))
+
+
+TRAIN = """
+import huggingface_hub, torch
+torch.distributed.init_process_group("nccl")
+huggingface_hub.create_repo("owner/name")
+model = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(3):
+    model(torch.rand(4, 8, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_what_a_shell_starts_is_traced_and_pushes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "run.sh").write_text("torchrun --nproc-per-node 4 train.py")
+    monkeypatch.chdir(tmp_path)
+    launch = parse_launch(["bash", "run.sh"])
+    notes = trace_script(launch.script, launch.arguments, is_module=launch.is_module).notes
+    assert {"the first of 4 ranks.", "nothing was pushed to the hub."} <= set(notes)
 
 
 _FSDP = """
