@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -107,15 +108,15 @@ def evaluate(
     """Evaluate both encoders, the line alone and boosted trees on held-out families. Prints a
     table."""
     encoders, data = _encoders(encoder), _load(dataset)
-    from .evaluation import documents, markdown_table
     from .evaluation import evaluate as run_evaluation
+    from .evaluation import markdown_table
 
     with progress_bar("evaluating") as report, split_errors(data):
         figures = run_evaluation(
             data, encoders, by_source=by_source, epochs=epochs, seed=seed, progress=report
         )
     if as_json:
-        print_json(documents(figures))
+        print_json([asdict(one) for one in figures])
     else:
         typer.echo(markdown_table(figures), nl=False)
 

@@ -14,7 +14,7 @@ job runs out of memory, an over-predicted one wastes it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -261,8 +261,3 @@ def markdown_table(figures: Sequence[Figures]) -> str:
         rows.append(f"| {' | '.join(cells)} |")
     heading = f"| {' | '.join(_HEADINGS)} |\n|{'---|' * len(_HEADINGS)}"
     return "\n".join((heading, *rows)) + "\n"
-
-
-def documents(figures: Sequence[Figures]) -> list[dict[str, object]]:
-    """The figures as JSON objects."""
-    return [asdict(one) for one in figures]

@@ -10,7 +10,7 @@ allocator's blocks, and beside the sum the peak of each block class is kept
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Final
 
@@ -567,10 +567,7 @@ class StepPeak:
         return sum(getattr(self, name) for name in PARTS)
 
 
-PARTS: Final = (
-    *("base_weights_bytes", "adapters_bytes", "gradients_bytes", "optimizer_bytes"),
-    *("activations_bytes", "logits_bytes", "workspace_bytes", "fragmentation_bytes"),
-)
+PARTS: Final = tuple(each.name for each in fields(StepPeak) if each.name != "moment")
 
 
 def step_peak(

@@ -273,11 +273,6 @@ class LayerEncoder(nn.Module):
         return torch.cat((mean, most), dim=1)
 
 
-def encoder_width(width: int) -> int:
-    """Return the number of inputs that the encoder adds to the head."""
-    return 2 * width
-
-
 def initialised(width: int, depth: int, heads: int, seed: int) -> LayerEncoder:
     """Return an encoder whose random weights depend on ``seed`` alone, not on earlier random
     numbers."""

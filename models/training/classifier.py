@@ -32,7 +32,6 @@ from ..networks.inference import (
     MixtureHead,
     MLPClassifier,
     SequenceClassifier,
-    encoder_width,
     initialised,
 )
 from ..networks.line import (
@@ -410,7 +409,7 @@ class _Network(nn.Module):
 def _network(inputs: Inputs, plan: TrainingPlan) -> _Network:
     if plan.encoder == "transformer":
         encoder = initialised(plan.width, plan.depth, plan.heads, plan.seed)
-        width = inputs.width + encoder_width(plan.width)
+        width = inputs.width + 2 * plan.width  # the encoder's mean and maximum
         return _Network(encoder, MemberMLPs(width, 1, plan.hidden, plan.components, plan.seed))
     members = MemberMLPs(inputs.width, plan.folds, plan.hidden, plan.components, plan.seed)
     return _Network(None, members)
