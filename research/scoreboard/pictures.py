@@ -42,14 +42,16 @@ def strips(groups: Mapping[str, NDArray[np.float64]], words: str, *, is_bound: b
     figure = Figure(figsize=(WIDTH, 0.45 * len(groups) + 1.0), layout="constrained")
     axes = figure.subplots()
     random = np.random.default_rng(0)
-    for height, (name, values) in enumerate(reversed(groups.items())):
+    names = list(groups)[::-1]
+    for height, name in enumerate(names):
+        values = groups[name]
         own = _OURS if is_bound or name.startswith("gpumemnet") else _BLACK
         colours = np.where((values > 1.0) & is_bound, _RED, own)
         heights = height + random.uniform(-0.3, 0.3, len(values))
         shown = np.clip(values, *_EDGES[is_bound])
         axes.scatter(shown, heights, s=7, c=colours, alpha=0.5, linewidths=0)
     axes.axvline(1.0, color=_BLACK, linewidth=0.8)
-    axes.set_yticks(range(len(groups)), [*reversed(groups)], fontsize=8)
+    axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.set_xlabel(words, fontsize=8)
     if not is_bound:
         axes.set_xscale("log")
