@@ -239,9 +239,9 @@ class ModulePath:
     def _leave(self, module: nn.Module, args: object, kwargs: object, output: object) -> None:
         if module not in self._names:
             return
-        while (
-            self._stack.pop() is not module
-        ):  # a module that raised, and whose caller continued, has left its entry
+        # A module that raised, and whose caller continued, has left its entry; a step within one has
+        # forgotten all.
+        while self._stack and self._stack.pop() is not module:
             pass
         if self._left is not None:
             self._left(module, (args, kwargs), output)

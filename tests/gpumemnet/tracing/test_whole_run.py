@@ -166,6 +166,21 @@ for i in range(1000):
         3 * 512 + 11 * 256 + WORKSPACE + 4,
         "forward of a later step",
     ),
+    "within": Case(  # a module steps as it runs: weights, gradients, two moments, temporaries
+        """
+class Learner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = wide(4)
+        self.optimizer = torch.optim.Adam(self.net.parameters())
+    def forward(self, x):
+        for _ in range(2): step(self.optimizer, self.net(x).mean())
+learner = Learner()
+for i in range(5): learner(torch.randn(8, 4096).cuda())
+""",
+        5 * 256,
+        5 * 256 + WORKSPACE + 4,
+    ),
     "dropped": Case(
         """
 model = wide(4)
