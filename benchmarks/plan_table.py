@@ -1,11 +1,12 @@
 """Plans what people fine-tune for 70 % of its peak, and checks each plan.
 
-    python benchmarks/plan_table.py [ROW …]
+    python benchmarks/plan_table.py [ROW|MODEL …]
 
-Each row builds a model by its name as ``gpumemnet plan`` does, without weights, for an H200.  The
-budget is 70 % of the expected peak.  *Re-traced* is the peak of a trace with the plan applied.  Then
-a small variant with weights trains one step on the CPU, as it is and with a mixture of all
-decisions: its loss and all gradients must be equal to the last bit.
+Each row, or any other model of the catalogue with batch size 8, builds a model by its name as
+``gpumemnet plan`` does, without weights, for an H200.  The budget is 70 % of the expected peak.
+*Re-traced* is the peak of a trace with the plan applied.  Then a small variant with weights trains
+one step on the CPU, as it is and with a mixture of all decisions: its loss and all gradients must
+be equal to the last bit.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ SMALL: Final = {
 
 def row(name: str) -> str:
     """Return the cells of one model."""
-    model, training = ROWS[name]
+    model, training = ROWS.get(name, (name, {"batch_size": 8}))
     named, gpu = find_model(model), find_profile("H200")
     how = fit(named, gpu=gpu, checkpointing=False, **training).method
     real = built(named.name, named.config, named.parameters, how)

@@ -289,6 +289,15 @@ def _show_plan(plan: Plan, after: TraceAnswer, console: Console) -> None:
     facts.append(("peak", _peak(after)))
     facts.append(("search", _search(plan)))
     print_facts(console, "", facts)
+    console.print(Text(_USE, style="cyan"))
+
+
+_USE: Final = """
+from gpumemnet.planner import applied  # gpumemnet plan … --out plan.json
+
+with applied(model, "plan.json"):  # checks each recomputed module in its first forward pass
+    trainer.train()  # or your own loop
+"""
 
 
 def _search(plan: Plan) -> str:
