@@ -26,16 +26,13 @@ STATES = ("base_weights_bytes", "gradients_bytes", "optimizer_bytes")
 
 
 def main() -> None:
-    print(
-        "| model | parameters | ZeRO-2: estimated | traced | ZeRO-3: estimated | traced | gathered |"
-    )
+    print("| model | parameters | ZeRO-2: estimated | traced | ZeRO-3: estimated | traced |")
     print("|---|--:|--:|--:|--:|--:|--:|")
     for name in sys.argv[1:] or MODELS:
         second, third = (traced(name, f"zero{stage}") for stage in (2, 3))
         parameters, largest = second.parameters, largest_layer(name)
         estimates = (2 + 18 / GPUS) * parameters, 18 / GPUS * parameters + 4 * largest
         cells = [estimates[0], states(second), second.moment, estimates[1], states(third)]
-        cells.append(third.parts["activations_bytes"])
         texts = (each if isinstance(each, str) else f"{each / 1e9:.3f}" for each in cells)
         print(f"| {name} | {parameters / 1e6:,.0f} M | {' | '.join(texts)} |", flush=True)
 
