@@ -39,7 +39,8 @@ class Run(NamedTuple):
 
     Attributes:
         name, gpu, family: of the run; whole families are held out.
-        kind: which margin it has; empty where ``fit`` has a factor of its own.
+        kind: which margin it has; empty where ``fit`` has a factor of its own, or nothing is said of
+            the causes: such a run sets no margin.
         causes: what its memory depends on.
         read_bytes, expected_bytes: of the same quantity.
         reserved_bytes: the part of the expectation that the margin is a share of.
@@ -79,7 +80,8 @@ def runs(found: Iterable[Reading]) -> list[Run]:
 
 def _of_reading(each: Reading) -> Run:
     kinds = {SEVERAL_RANKS: RANKS, QUANTISED: "", ADAPTERS: FROZEN}
-    kind = next((kinds[cause] for cause in kinds if cause in each.causes), OTHERS)
+    known = (kinds[cause] for cause in kinds if cause in each.causes)
+    kind = next(known, OTHERS if each.causes else "")
     reserved = each.expected_bytes - each.context_bytes
     gpu = device_profile(each.gpu).name
     return Run(
