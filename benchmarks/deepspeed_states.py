@@ -26,8 +26,8 @@ STATES = ("base_weights_bytes", "gradients_bytes", "optimizer_bytes")
 
 
 def main() -> None:
-    print("| model | parameters | ZeRO-2: estimated | traced | ZeRO-3: estimated | traced |")
-    print("|---|--:|--:|--:|--:|--:|--:|")
+    print("| model | parameters | ZeRO-2: estimated | traced | when | ZeRO-3: estimated | traced |")
+    print("|---|--:|--:|--:|---|--:|--:|")
     for name in sys.argv[1:] or MODELS:
         second, third = (traced(name, f"zero{stage}") for stage in (2, 3))
         parameters, largest = second.parameters, largest_layer(name)
