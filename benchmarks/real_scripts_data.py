@@ -369,7 +369,7 @@ def hub_chats(folder: Path) -> None:
 
 def hub_texts(folder: Path) -> None:
     """Texts, or instructions with answers, under the name of a data set on the hub."""
-    more = ("instruction", "input", "output") if folder.name == "alpaca" else ()
+    more = ("instruction", "input", "output") if folder.name.startswith("alpaca") else ()
     _hub_rows(folder, dict.fromkeys(("text", *more), " ".join(WORDS * 40)))
 
 

@@ -81,7 +81,11 @@ def preparations(
     def without_graph(module: Any) -> None:
         module.SummaryWriter.add_graph = lambda *args, **kwargs: note("add_graph was left out")
 
-    def has_tf32(module: Any) -> None:  # it asks which CUDA this PyTorch is built for
+    # Both ask which CUDA this PyTorch is built for.
+    def has_bf16(module: Any) -> None:
+        module.verify_bf16_support = lambda: True
+
+    def has_tf32(module: Any) -> None:
         module.is_torch_tf32_available = lambda: device.compute_capability[0] >= 8
 
     return {
@@ -91,6 +95,7 @@ def preparations(
         "accelerate.utils.fsdp_utils": _shard_in_place,
         "torch.distributed.run": _start_torchrun,
         "huggingface_hub.hf_api": lambda module: _push_nothing(module, note),
+        "torchtune.training.precision": has_bf16,
         "transformers.utils.import_utils": has_tf32,
         "transformers.modeling_utils": _take_kernels,
         "transformers.integrations.hub_kernels": lambda module: _flash_kernels(module, note),
