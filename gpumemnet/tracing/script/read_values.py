@@ -64,7 +64,9 @@ _AND: Final = _functions("logical_and", "bitwise_and", "__and__", "__rand__")
 _EQUAL: Final = _functions("eq", "__eq__")
 _UNEQUAL: Final = _functions("ne", "__ne__")
 _COUNTS: Final = _functions("sum", "count_nonzero")
-_KEEPS_COUNT: Final = _functions("clone", "detach", "long", "int", "to", "max", "view", "reshape")
+_KEEPS_COUNT: Final = _functions(
+    "clone", "detach", "long", "int", "to", "max", "view", "reshape", "__getitem__"
+)
 _MOST_CANDIDATES: Final = 1024
 """Above, a choice is not a router's: it may be a word of a vocabulary."""
 _PICKS: Final = {
