@@ -134,14 +134,20 @@ def test_both_forms_agree_on_long_lists_and_many_jobs(plain: ModuleType) -> None
     )
 
 
+def attributes(record: type) -> list[str]:
+    """The attributes that the compiled form of a record declares."""
+    return [name for name in vars(record) if not name.startswith("_")]
+
+
 def job_numbers() -> step_memory.JobNumbers:
     """Every number and every option is 1."""
     numbers = step_memory.JobNumbers()
-    for name in step_memory.JobNumbers.__slots__:
+    for name in attributes(step_memory.JobNumbers):
         setattr(numbers, name, 1)
     return numbers
 
 
+@compiled
 @pytest.mark.parametrize(
     "spoilt",
     [
@@ -198,11 +204,12 @@ def test_numbers_that_do_not_fit_are_refused(spoilt: dict[str, Any]) -> None:
 def option_numbers() -> step_memory.OptionNumbers:
     """Every number and every option is 1."""
     numbers = step_memory.OptionNumbers()
-    for name in step_memory.OptionNumbers.__slots__:
+    for name in attributes(step_memory.OptionNumbers):
         setattr(numbers, name, [1.0] * step_memory.FLAGS if name == "flags" else 1)
     return numbers
 
 
+@compiled
 @pytest.mark.parametrize(
     "spoilt",
     [
