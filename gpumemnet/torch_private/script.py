@@ -76,6 +76,9 @@ RECORD_STREAM: Final = TorchName(
     "torch:Tensor.record_stream", "accept streams of the simulated GPU"
 )
 MODULE_TO: Final = TorchName("torch.nn:Module.to", "move modules to the simulated GPU")
+PARSE_TO: Final = TorchName(
+    "torch._C._nn:_parse_to", "move tensors of other classes to the simulated GPU"
+)
 MODULE_TO_EMPTY: Final = TorchName(
     "torch.nn:Module.to_empty",
     "allocate modules on the simulated GPU",

@@ -214,6 +214,8 @@ class GpuRequests(TorchFunctionMode):
             if dtype.is_floating_point:
                 return self._on_host(partial(func, *args, **{**named, "device": _META}))
         result = func(*args, **named)
+        if given is not None:
+            self._observer.stays_deferred(given, result)
         if args:
             self._values.learn(func, args, result)
         return result
@@ -290,6 +292,7 @@ class GpuRequests(TorchFunctionMode):
         if dtype is not None and dtype != given.dtype:
             convert = partial(given.to, dtype)
             converted = convert() if is_on_gpu or not given.is_meta else self._on_host(convert)
+            self._observer.stays_deferred(given, converted)
         if device is None or (is_on_gpu and _stands_for_gpu(device)):
             if converted is given and (copies or "memory_format" in named):
                 return given.to(
@@ -486,6 +489,12 @@ def present_gpu(
         moved: nn.Module = original_to(module, *args, **kwargs)
         return moved
 
+    def named_by_number(*args: Any, **kwargs: Any) -> Any:
+        args = tuple(GPU if type(arg) is int else arg for arg in args)
+        return parse_to(
+            *args, **{name: GPU if type(arg) is int else arg for name, arg in kwargs.items()}
+        )
+
     def to_empty(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         if not _stands_for_gpu(kwargs.get("device", *args)):
             observer.on_host(module)
@@ -500,9 +509,12 @@ def present_gpu(
             torch.__future__.set_overwrite_module_params_on_conversion(overwrites)
         return emptied
 
-    original_to, original_to_empty, original_load, original_data_ptr = (
+    original_to, original_to_empty, original_load, original_data_ptr, parse_to = (
         name.value()
-        for name in (names.MODULE_TO, names.MODULE_TO_EMPTY, names.LOAD, names.DATA_PTR)
+        for name in (
+            *(names.MODULE_TO, names.MODULE_TO_EMPTY, names.LOAD, names.DATA_PTR),
+            names.PARSE_TO,
+        )
     )
 
     saved = SavedFiles(
@@ -531,6 +543,7 @@ def present_gpu(
         (names.TENSOR_NEW, tensor_new(names.TENSOR_NEW.value())),
         (names.MODULE_TO, to),
         (names.MODULE_TO_EMPTY, to_empty),
+        (names.PARSE_TO, named_by_number),
         (names.MODULE_CUDA, lambda module, device=None: to(module, GPU)),
         (COMPILE, compiler.compile),
         (MODULE_COMPILE, lambda module, **options: compiler.compile_module(module, **options)),

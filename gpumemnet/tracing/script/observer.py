@@ -325,6 +325,14 @@ class ScriptObserver:
         storage = tensor.untyped_storage()
         self._deferred[id_of_storage(storage)] = storage
 
+    def stays_deferred(self, given: Tensor, result: object) -> None:
+        """The script computes ``result`` from such a weight: it is on the meta device too."""
+        if not given.is_meta or not isinstance(result, Tensor) or not result.is_meta:
+            return
+        if self.device_of(given) == _META and self.device_of(result) == _HOST:
+            self.deferred(result)
+            self.recorder.host.left(result.untyped_storage())
+
     def on_host(self, module: nn.Module) -> None:
         """Weights of a module take memory on the host from now on."""
         for tensor in (*module.parameters(), *module.buffers()):

@@ -19,6 +19,8 @@ with torch.device("meta" if "meta" in sys.argv else "cpu"):
         *(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(DEPTH)),
         nn.Linear(WIDTH, 10),
     )
+    frequencies = 1 / (torch.arange(8).float() + 1).to(torch.float16)
+assert frequencies.is_meta == ("meta" in sys.argv)
 if "whole" in sys.argv:
     model.cuda()
 for block in model:
