@@ -34,7 +34,7 @@ from gpumemnet.extract.placement import (
     is_small,
 )
 from gpumemnet.extract.sparse_tensors import meta_copy
-from gpumemnet.launchers import deepspeed_engine
+from gpumemnet.launchers import deepspeed_engine, loaded_weights
 from gpumemnet.launchers.parallel import FSDP1, data_parallel_forward, noting_unlimited_gathers
 from gpumemnet.physics.element_types import IMAGE_DIMENSIONS
 from gpumemnet.torch_private import script as names
@@ -325,6 +325,11 @@ class GpuRequests(TorchFunctionMode):
         recorder.host.allocated(made.untyped_storage())
         return made
 
+    def weight_on_host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A weight on the host, whose values are not needed."""
+        with without_function_modes():
+            return self._on_host(partial(torch.empty, shape, dtype=dtype, device="meta"))
+
     def _meta_on_gpu(self, tensor: Tensor) -> Tensor:
         """A part of a sparse tensor, whose parts are all on one device."""
         if tensor.is_meta:
@@ -561,6 +566,7 @@ def present_gpu(
         values.note_once,
     )
     ready[names.STATE_DICTS] = gather_here
+    ready.update(loaded_weights.preparations(requests.weight_on_host))
     ready[FSDP1] = noting_unlimited_gathers(values.note_once)
     with (
         replaced(replacements),
