@@ -97,7 +97,8 @@ def preparations(
         "huggingface_hub.hf_api": lambda module: _push_nothing(module, note),
         "torchtune.training.precision": has_bf16,
         "transformers.utils.import_utils": has_tf32,
-        "transformers.modeling_utils": _take_kernels,
+        "transformers.modeling_utils": lambda module: _take_flash(module, note),
+        "transformers.modeling_flash_attention_utils": _flash_package,
         "transformers.integrations.hub_kernels": lambda module: _flash_kernels(module, note),
     }
 
@@ -120,6 +121,9 @@ def _push_nothing(module: Any, note: Callable[[str], None]) -> None:
         setattr(module.HfApi, name, lambda api, *args, **options: left_out(*args, **options))
 
 
+_STANDS_IN: Final = "PyTorch's own flash attention stands in for that of a package or of the hub"
+
+
 def _take_kernels(module: Any) -> None:
     module.is_kernels_available = lambda: True
 
@@ -133,15 +137,31 @@ def _flash_kernels(module: Any, note: Callable[[str], None]) -> None:
     def get(name: str, *args: Any, **options: Any) -> Any:
         if "flash-attn" not in name:
             return get_kernel(name, *args, **options)
-        note("PyTorch's own flash attention stands in for that of a package or of the hub")
-        return SimpleNamespace(
-            flash_attn_func=_attend,
-            flash_attn_varlen_func=lambda query, key, value, **options: _attend(
-                query[None], key[None], value[None], **options
-            )[0],
-        )
+        note(_STANDS_IN)
+        return SimpleNamespace(flash_attn_func=_attend, flash_attn_varlen_func=_attend_in_row)
 
     module.get_kernel = get
+
+
+def _take_flash(module: Any, note: Callable[[str], None]) -> None:
+    _take_kernels(module)
+
+    def is_available() -> bool:
+        note(_STANDS_IN)
+        return True
+
+    if hasattr(module.PreTrainedModel, "_check_and_enable_flash_attn_2"):  # it asks for the package
+        module.is_flash_attn_2_available = is_available
+
+
+def _flash_package(module: Any) -> None:
+    for name in ("flash_attn", "flash_attn_2"):
+        for end, function in (("func", _attend), ("varlen_func", _attend_in_row)):
+            vars(module)[f"{name}_{end}"] = vars(module).get(f"{name}_{end}") or function
+
+
+def _attend_in_row(query: Any, key: Any, value: Any, **options: Any) -> Any:
+    return _attend(query[None], key[None], value[None], **options)[0]
 
 
 def _attend(
