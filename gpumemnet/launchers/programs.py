@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Timer
+from time import time
 from typing import Any, Final, NoReturn
 from unittest.mock import patch
 
@@ -29,7 +30,7 @@ from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import CodeEndedError, GpumemnetError, InvalidRequestError
 from gpumemnet.gpu import DeviceProfile, available_mib, context
 from gpumemnet.launchers.launch_line import parse_launch
-from gpumemnet.sandbox.process import take_off_import_path
+from gpumemnet.sandbox.process import DeadlineReached, set_alarm, take_off_import_path
 from gpumemnet.units import MIB
 
 _REQUEST: Final = "request.json"
@@ -38,6 +39,8 @@ _TRAINED: Final = signal.SIGUSR1
 
 
 _ENOUGH_ANSWERS: Final = 4
+_SHARE_BEFORE_DEADLINE: Final = 0.8
+"""After this share of the time a program answers with what it has seen."""
 
 
 class Programs:
@@ -96,7 +99,13 @@ def inheriting(
             "memory.used": used_mib,
             "memory.free": available_mib(device) - used_mib,
         }
-        document = {"request": request, "card": card, "process": os.getpid()}
+        left_seconds = signal.getitimer(signal.ITIMER_REAL)[0] * _SHARE_BEFORE_DEADLINE
+        document = {
+            "request": request,
+            "card": card,
+            "process": os.getpid(),
+            "ends": time() + left_seconds if left_seconds else None,
+        }
         (folder / _REQUEST).write_text(json.dumps(document))
         python = {"python", "python3", Path(sys.executable).name}
         for program in (*python, "torchrun", "accelerate", "deepspeed", "nvidia-smi"):
@@ -160,9 +169,13 @@ def _started(
     }
     programs, status = Programs(folder), 0
     try:
+        if document["ends"] is not None:
+            set_alarm(max(1.0, document["ends"] - time()))
         trace(request, programs)
     except CodeEndedError:  # it has not trained on the GPU
         pass
+    except DeadlineReached:  # nothing was on the GPU; the process that started it says so
+        signal.pause()
     except GpumemnetError as error:
         programs.failed(error)
         sys.stderr.write(f"{error}\n")

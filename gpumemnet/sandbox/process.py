@@ -260,7 +260,7 @@ def _answer(compute: str) -> NoReturn:
         _report_progress(envelope["progress"])
     answer: dict[str, Any]
     try:
-        _set_alarm(envelope["deadline_seconds"])
+        set_alarm(envelope["deadline_seconds"])
         answer = {"answer": function(envelope["request"])}
     except InvalidRequestError as error:
         answer = {"error": error.reason, "field": error.field}
@@ -348,7 +348,9 @@ def stop_alarm() -> None:
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _set_alarm(deadline_seconds: float) -> None:
+def set_alarm(deadline_seconds: float) -> None:
+    """Let this process raise :class:`DeadlineReached` after so many seconds."""
+
     def stop(number: int, frame: FrameType | None) -> None:
         raise DeadlineReached
 

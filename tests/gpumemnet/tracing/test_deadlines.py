@@ -20,19 +20,21 @@ from tests.gpumemnet.cli.test_trace import ANSWER
 
 _LAYER_BYTES = 4 * (256 * 256 + 256)
 _ENDLESS = """
+import time
 import torch
 model = torch.nn.Linear(256, 256).cuda()
-while True:
-    model(torch.rand(8, 256).cuda())
+model(torch.rand(8, 256).cuda())
+time.sleep(300)
 """
 
 
+@pytest.mark.parametrize(("program", "seconds"), [((), "8"), (("env",), "15")])
 def test_a_deadline_answers_with_a_lower_bound(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    program: tuple[str, ...], seconds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "train.py").write_text(_ENDLESS)
-    words = ["trace", "--script", str(tmp_path / "train.py"), "--deadline", "8", "--json"]
-    assert main(words) == LOWER_BOUND_CODE
+    line = [*program, "python", str(tmp_path / "train.py")]
+    assert main(["trace", "--deadline", seconds, "--json", "--", *line]) == LOWER_BOUND_CODE
     document = json.loads(capsys.readouterr().out)
     assert document["is_lower_bound"]
     assert document["verdict"] == "unknown"
