@@ -169,30 +169,6 @@ def cora(folder: Path) -> None:
     (folder / "cora.cites").write_text("".join(f"{a} {b}\n" for a, b in edges))
 
 
-def planetoid_cora(folder: Path) -> None:
-    """A citation network of Cora's size, as PyTorch Geometric downloads it."""
-    from scipy.sparse import csr_matrix
-
-    raw = folder / "Cora" / "raw"
-    raw.mkdir(parents=True)
-    nodes, tests, features, kinds = 2708, 1000, 1433, 7
-    rows = csr_matrix(_RANDOM.random((nodes, features)) < 0.01, dtype=np.float32)
-    labels = np.eye(kinds, dtype=np.int32)[np.arange(nodes) % kinds]
-    graph = {i: [int(j) for j in _RANDOM.integers(0, nodes, 2)] for i in range(nodes)}
-    files: Mapping[str, Any] = {
-        "x": rows[:140],
-        "tx": rows[nodes - tests :],
-        "allx": rows[: nodes - tests],
-        "graph": graph,
-        "y": labels[:140],
-        "ty": labels[nodes - tests :],
-        "ally": labels[: nodes - tests],
-    }
-    for name, content in files.items():
-        (raw / f"ind.cora.{name}").write_bytes(pickle.dumps(content))
-    (raw / "ind.cora.test.index").write_text("".join(f"{i}\n" for i in range(nodes - tests, nodes)))
-
-
 def glue(folder: Path) -> None:
     """MRPC of the GLUE benchmark, as the hub stores it."""
     lines = (
