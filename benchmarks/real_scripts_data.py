@@ -353,7 +353,7 @@ def _hub_rows(folder: Path, row: Mapping[str, Any]) -> None:
     folder.mkdir(parents=True)
     parts = ("train", "test", "validation", "train_sft", "test_sft")
     for part in parts:
-        (folder / f"{part}.jsonl").write_text((json.dumps(row) + "\n") * 400)
+        (folder / f"{part}.jsonl").write_text((json.dumps(row) + "\n") * 600)
     files = "".join(f"  - split: {part}\n    path: {part}.jsonl\n" for part in parts)
     (folder / "README.md").write_text(
         "---\nconfigs:\n"
