@@ -76,6 +76,7 @@ RECORD_STREAM: Final = TorchName(
     "torch:Tensor.record_stream", "accept streams of the simulated GPU"
 )
 MODULE_TO: Final = TorchName("torch.nn:Module.to", "move modules to the simulated GPU")
+SET_THREADS: Final = TorchName("torch:set_num_threads", "let 8 ranks share fewer cores")
 PARSE_TO: Final = TorchName(
     "torch._C._nn:_parse_to", "move tensors of other classes to the simulated GPU"
 )

@@ -514,11 +514,11 @@ def present_gpu(
             torch.__future__.set_overwrite_module_params_on_conversion(overwrites)
         return emptied
 
-    original_to, original_to_empty, original_load, original_data_ptr, parse_to = (
+    original_to, original_to_empty, original_load, original_data_ptr, parse_to, set_threads = (
         name.value()
         for name in (
             *(names.MODULE_TO, names.MODULE_TO_EMPTY, names.LOAD, names.DATA_PTR),
-            names.PARSE_TO,
+            *(names.PARSE_TO, names.SET_THREADS),
         )
     )
 
@@ -549,6 +549,7 @@ def present_gpu(
         (names.MODULE_TO, to),
         (names.MODULE_TO_EMPTY, to_empty),
         (names.PARSE_TO, named_by_number),
+        (names.SET_THREADS, lambda count: set_threads(max(count, 1))),
         (names.MODULE_CUDA, lambda module, device=None: to(module, GPU)),
         (COMPILE, compiler.compile),
         (MODULE_COMPILE, lambda module, **options: compiler.compile_module(module, **options)),
