@@ -105,6 +105,7 @@ class GpuRequests(TorchFunctionMode):
         self._constructors = names.device_constructors()
         self.default_device = _HOST
         self._without_values = [names.SHARDING_FOLDER]
+        _name_of(torch.empty)  # PyTorch lists its functions now: transformers replaces some a while
 
     def without_values(self, folder: str) -> None:
         """Let code in ``folder`` allocate large tensors on the host without values."""
