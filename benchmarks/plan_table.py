@@ -36,7 +36,7 @@ from gpumemnet.named.real_model import RealModel, built
 from gpumemnet.planner import Decision, applied
 from gpumemnet.planner.api import within_budget
 from gpumemnet.planner.plan_choice import plan_request
-from gpumemnet.planner.plans import PlanRequest
+from gpumemnet.planner.plans import DECISION_TEXTS, PlanRequest
 from gpumemnet.torch_private.names import tree_map_only
 from gpumemnet.tracing.api import checked_request
 from gpumemnet.tracing.model_tracer import ModelTracer
@@ -69,7 +69,11 @@ SMALL: Final = {
     "num_decoder_layers": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 16,
+    "head_dim": 24,  # PixArt's conditions take thirds of its width
+    "attention_head_dim": 24,
+    "cross_attention_dim": 96,
+    "block_out_channels": 96,
+    "transformer_layers_per_block": 1,
     "num_experts": 4,
     "num_experts_per_tok": 2,
     "decoder_layers": 4,
@@ -77,7 +81,7 @@ SMALL: Final = {
     "decoder_attention_heads": 4,
     "num_layers": 4,
 }
-"""Sizes of the small variants, where a configuration has them."""
+"""Sizes of the small variants, where a configuration has them; of a list, every level has that size."""
 
 
 def row(name: str) -> str:
@@ -98,31 +102,28 @@ def row(name: str) -> str:
     )
     seconds = time.process_time() - started
     is_equal = "equal" if gradients_agree(named.name, dict(named.config), how) else "**differ**"
-    cells = [name, f"{before.expected_bytes / GIB:.2f}", f"{budget / GIB:.2f}"]
-    if answer.plan is None or answer.after is None:
-        return (
-            f"| {' | '.join([*cells, answer.reason, '', '', '', '', f'{seconds:.0f}', is_equal])} |"
-        )
-    decisions = Counter(answer.plan.decisions.values())
-    planned, traced = answer.plan.process_bytes, answer.after.expected_bytes
-    cells += [
-        ", ".join(f"{count} {decision}" for decision, count in decisions.items()),
-        f"{planned / GIB:.2f}",
-        f"{traced / GIB:.2f}",
-        f"{answer.after.safe_bytes / GIB:.2f}",
-        f"{answer.plan.slowdown:+.1%}",
-        f"{seconds:.0f}",
-        is_equal,
-    ]
+    amounts, texts = [before.expected_bytes, budget], [f"none: {answer.reason}", *[""] * 4]
+    if answer.plan is not None and answer.after is not None:
+        chosen = Counter(map(DECISION_TEXTS.get, answer.plan.decisions.values()))
+        texts = [", ".join(f"{count} {decision}" for decision, count in chosen.items())]
+        after = answer.after
+        for each in (answer.plan.process_bytes, after.expected_bytes, after.safe_bytes):
+            texts.append(f"{each / GIB:.2f}")
+        texts.append(f"{answer.plan.slowdown:+.1%}")
+    cells = [name, *(f"{each / GIB:.2f}" for each in amounts), *texts, f"{seconds:.0f}", is_equal]
     return f"| {' | '.join(cells)} |"
 
 
 def gradients_agree(name: str, config: dict[str, Any], method: Method) -> bool:
     """Whether one step of a small variant has the same loss and gradients with a plan."""
-    small = {key: SMALL.get(key, value) for key, value in config.items()}
+    small = {
+        key: [SMALL[key]] * len(value) if isinstance(value, list) else SMALL[key]
+        for key, value in config.items()
+        if key in SMALL
+    }
     side = 128 if config.get("model_type") == "diffusers" else None
     fewer = replace(method, batch_size=2, sequence_length=32, resolution=side, precision="fp32")
-    real = built(name, small, None, fewer)
+    real = built(name, config | small, None, fewer)
     torch.manual_seed(0)
     real.module.to_empty(device="cpu")
     with torch.no_grad():

@@ -33,12 +33,13 @@ from gpumemnet.planner.planned_step import (
     decisions_of,
     outside_bytes,
     simulate,
+    unavoidable_bytes,
 )
 from gpumemnet.planner.plans import DEFAULT_PLANNER, Plan, PlanAnswer, PlanRequest
 from gpumemnet.planner.searches import TIME_LIMIT_SECONDS, Found, exact, greedy, single_changes
 from gpumemnet.planner.step_units import split_step
 from gpumemnet.tracing.model_tracer import ModelTracer
-from gpumemnet.tracing.result import TraceAnswer
+from gpumemnet.tracing.result import PART_NAMES, TraceAnswer
 from gpumemnet.tracing.timeline import safety
 from gpumemnet.units import MIB, format_bytes
 
@@ -108,7 +109,7 @@ def choose_plan(
             _search_from_extremes(tries, chain)
     best = tries.best
     if best is None:
-        raise _too_small(tries, optimizer, budget_bytes)
+        raise _too_small(step, tries, optimizer, budget_bytes)
     return Plan(
         decisions=best.decisions,
         optimizer=optimizer,
@@ -275,19 +276,26 @@ def _fragmentation(step: StepCosts, best: Simulation) -> tuple[str, ...]:
         return ()
     return (
         f"{format_bytes(gaps)} of the plan's memory are gaps between tensors: with PYTORCH_CUDA_ALLOC_CONF="
-        "expandable_segments:True for the job, plan again with the same allocator settings; that plan may be much faster",
+        "expandable_segments:True for the job, plan again with the same allocator settings; that plan may be smaller or much faster",
     )
 
 
-def _too_small(tries: _Tries, optimizer: str, budget_bytes: int) -> BudgetError:
+def _too_small(step: StepCosts, tries: _Tries, optimizer: str, budget_bytes: int) -> BudgetError:
     assert tries.smallest is not None
     least = tries.smallest
     place = f" in module '{least.peak.module}'" if least.peak.module else ""
-    return BudgetError(
+    staying, module = unavoidable_bytes(step)
+    staying["context"] = outside_bytes(step)
+    parts = ", ".join(
+        f"{PART_NAMES[part][0]} {format_bytes(size)}" for part, size in staying.most_common()
+    )
+    sentences = (
         f"no plan of '{optimizer}' fits {format_bytes(budget_bytes)}: the smallest one found takes "
         f"{format_bytes(least.process_bytes)}, with its peak in the {least.peak.phase} phase{place}",
-        least.process_bytes,
+        f"under every plan {format_bytes(staying.total())} are live at once in module '{module}': {parts}",
+        *_fragmentation(step, least),
     )
+    return BudgetError("; ".join(sentences), least.process_bytes)
 
 
 def plan_request(
