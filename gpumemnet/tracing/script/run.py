@@ -315,7 +315,9 @@ def run_script(call: ScriptCall) -> ScriptRun:
                 f"an error ended the script after the first steps, and what follows is not in the answer: {error_text}"
             )
         if not observer.has_enough_steps:
-            if not observer.has_stepped and not observer.is_lower_bound:
+            # Where a condition is not as usual, it may be why nothing is trained.
+            is_bound = observer.is_lower_bound and call.assumptions == USUAL
+            if not observer.has_stepped and not is_bound:
                 raise CodeEndedError(f"{observer.missing}{ended and f'; it ended at {ended}'}")
             observer.end_early()
         return _shown(call.script, file, observer, values, allocator.settings, torch_notes)

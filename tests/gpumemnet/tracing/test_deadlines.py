@@ -27,6 +27,21 @@ model(torch.rand(8, 256).cuda())
 time.sleep(300)
 """
 
+_SKIPPING = """
+import torch
+model = torch.nn.Linear(256, 256).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+for _ in iter(int, 1):
+    loss = model(torch.rand(8, 256).cuda()).mean()
+    try:
+        if bool(loss == 0):
+            continue
+        loss.backward()
+        optimizer.step()
+    except ValueError:
+        pass
+"""
+
 
 @pytest.mark.parametrize(("program", "seconds"), [((), "8"), (("env",), "15")])
 def test_a_deadline_answers_with_a_lower_bound(
@@ -48,6 +63,13 @@ def test_a_deadline_answers_with_a_lower_bound(
     assert "expected" not in text
     assert " safe" not in text
     assert replace(answer, available_bytes=0).verdict == "no"
+
+
+def test_a_way_that_never_steps_is_not_in_the_answer(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(_SKIPPING)
+    answer = trace_script(tmp_path / "train.py", deadline_seconds=20)
+    assert not answer.is_lower_bound
+    assert "the other way (the opposite of each) ends without a step" in " ".join(answer.notes)
 
 
 @pytest.mark.parametrize(("end", "more", "traces"), [(inf, 1, 5), (0, 1, 2), (inf, 0, 2)])
