@@ -361,8 +361,10 @@ def tensor_new(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def swap_for_meta(tensor: Tensor, fresh: Tensor) -> None:
     """Turn ``tensor`` into the meta tensor ``fresh``; references to it stay valid."""
     kind = type(tensor)
-    put = nn.Parameter(fresh, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fresh
-    if type(put) is Tensor and kind is not Tensor:
+    put = fresh
+    if isinstance(tensor, nn.Parameter):  # of bitsandbytes, say
+        put = Tensor._make_subclass(kind, fresh, tensor.requires_grad)
+    elif type(put) is Tensor and kind is not Tensor:
         put = put.as_subclass(kind)
     vars(put).update(vars(tensor))
     torch.utils.swap_tensors(tensor, put)  # type: ignore[no-untyped-call]
