@@ -361,10 +361,10 @@ def tensor_new(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def swap_for_meta(tensor: Tensor, fresh: Tensor) -> None:
     """Turn ``tensor`` into the meta tensor ``fresh``; references to it stay valid."""
     kind = type(tensor)
-    put = fresh
-    if isinstance(tensor, nn.Parameter):  # of bitsandbytes, say
-        put = Tensor._make_subclass(kind, fresh, tensor.requires_grad)
-    elif type(put) is Tensor and kind is not Tensor:
+    put = nn.Parameter(fresh, tensor.requires_grad) if kind is nn.Parameter else fresh
+    if type(put) is Tensor and kind is not Tensor:
         put = put.as_subclass(kind)
+        if isinstance(tensor, nn.Parameter):  # of bitsandbytes, say
+            put.requires_grad_(tensor.requires_grad)
     vars(put).update(vars(tensor))
     torch.utils.swap_tensors(tensor, put)  # type: ignore[no-untyped-call]
