@@ -38,4 +38,5 @@ def test_large_tensors_are_loaded_without_their_values(tmp_path: Path) -> None:
         out.truncate(8 + len(header) + size + 4)
     script.write_text(SCRIPT)
     answer = trace_script(script, [str(file)])
+    assert answer.host is not None
     assert (answer.parts["parameter"], answer.host.tensor_bytes) == (size, size)

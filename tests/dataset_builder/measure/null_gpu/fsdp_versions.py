@@ -1,6 +1,7 @@
 """Trains one of transformers' language models with FSDP 1 or 2 for four steps: ``fsdp_versions.py VERSION MODEL``."""
 
 import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,7 +14,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from transformers import AutoConfig, AutoModelForCausalLM
 
-TYPES = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
+TYPES: dict[str, Any] = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
 
 version, name = sys.argv[1:]
 dist.init_process_group("nccl")
