@@ -6,7 +6,6 @@ of their code.
 
 from __future__ import annotations
 
-import os
 import sys
 import sysconfig
 import traceback
@@ -146,7 +145,7 @@ def _library_folders(with_torch: bool) -> frozenset[str]:
 
 @cache
 def _lies_in(filename: str, folders: frozenset[str]) -> bool:
-    return any(filename.startswith(folder + os.sep) for folder in folders)
+    return any(Path(filename).is_relative_to(folder) for folder in folders)
 
 
 def _short_path(filename: str) -> str:

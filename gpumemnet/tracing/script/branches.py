@@ -297,9 +297,6 @@ def _over_branches(trace: TraceScript, end: float) -> tuple[TraceAnswer, Assumpt
     places = list(dict.fromkeys(place for each in found.values() for place in each.branches))
     best = max(found, key=lambda each: found[each].safe_bytes)
     unseen = places if len(places) > 1 else []
-    met = opposite in found and set(places) == set(found[opposite].branches)
-    if met and len({(each.expected_bytes, each.safe_bytes) for each in found.values()}) == 1:
-        unseen = []  # the opposite of each was met, and none changes the amounts
     seconds = 0.0
     for place in unseen[:MOST_TRACES]:
         start = monotonic()
