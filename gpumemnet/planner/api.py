@@ -264,7 +264,7 @@ def _changed_jobs(
             verdict=verdict(
                 ceil_mib(peak.expected_bytes), ceil_mib(peak.safe_bytes), available_mib(gpu)
             ),
-            effect=f"{cost.rstrip(')')}, an estimate" if cost else "other results",
+            effect=f"estimated: {cost.rstrip(')')}" if cost else "other results",
             how=", ".join(_HOW[name] for name in names).format(**after),
         )
 
