@@ -35,7 +35,7 @@ from gpumemnet.cli.options import (
     training_settings,
 )
 from gpumemnet.cli.output import check_writable, print_columns, print_facts, shown_steps, write_text
-from gpumemnet.cli.trace import COLOURS, Loss, amount_cells, amount_text, verdict_text
+from gpumemnet.cli.trace import COLOURS, Loss, amount_cells, amount_text, is_given, verdict_text
 from gpumemnet.cudnn.session import OFF
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.extract.extraction import DEFAULT_GPU
@@ -150,8 +150,7 @@ def plan(
         "optimizer": optimizer,
         "precision": precision,
     }
-    sources = {name: context.get_parameter_source(name) for name in given}
-    stated = {name: given[name] for name, at in sources.items() if at and at.name != "DEFAULT"}
+    stated = {name: value for name, value in given.items() if is_given(context, name)}
     if is_named:
         options, stated = TraceOptions(), stated | named_values(settings or (), "set")
     elif method or sequence_length:

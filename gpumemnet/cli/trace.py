@@ -277,11 +277,11 @@ def _launch(
             f"is a file; for a whole line write: gpumemnet trace -- {script}", "script"
         )
     for name in _OF_FACTORIES:
-        if _is_given(call, name):
+        if is_given(call, name):
             raise InvalidRequestError(
                 "does not go with a script, which trains as it is written", name
             )
-    given = ranks if _is_given(call, "ranks") else None
+    given = ranks if is_given(call, "ranks") else None
     if script is not None:
         return Launch(str(script), arguments=tuple(words), ranks=given)
     launch = parse_launch(words, given)
@@ -292,7 +292,8 @@ def _launch(
     return replace(launch, ranks=launch.ranks or given)
 
 
-def _is_given(call: typer.Context, name: str) -> bool:
+def is_given(call: typer.Context, name: str) -> bool:
+    """Whether an option stands on the command line."""
     source = call.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
