@@ -8,14 +8,14 @@ say it, and which values of a configuration change that; what configurations and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any, Final
 
 from gpumemnet.atomic_files import shipped_json
 from gpumemnet.named.operators import BLOCK_INPUT, OLD_GELU, OUTER_INPUT, Section, count_of
-from gpumemnet.named.rules import effects
 
 EAGER: Final = "eager_attention"
 """Name of an attention in single operations, whatever kernel PyTorch would choose."""
@@ -85,6 +85,30 @@ def tables() -> dict[str, Any]:
     for part in ("families", "class_keys"):
         document[part] = {n: own for names, own in document[part].items() for n in names.split()}
     return document
+
+
+def states(values: Mapping[str, Any], pattern: str) -> bool:
+    """Whether one of the values matches a pattern such as ``deepspeed*=*offload*``, in lower case."""
+    name, _, value = pattern.partition("=")
+    if "*" not in name:
+        stated = values.get(name)
+        return stated is not None and fnmatchcase(str(stated).lower(), value)
+    return any(
+        fnmatchcase(f"{each}={stated}".lower(), pattern)
+        for each, stated in values.items()
+        if stated is not None
+    )
+
+
+def effects(
+    rules: Iterable[tuple[str, Mapping[str, Any]]], values: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The effects of the rules of which the values match all patterns; later rules override earlier ones."""
+    found: dict[str, Any] = {}
+    for patterns, effect in rules:
+        if all(states(values, each) for each in patterns.split()):
+            found |= effect
+    return found
 
 
 def family(name: str) -> dict[str, Any]:

@@ -201,6 +201,11 @@ class Method:
         return self.year < 2025 and self.library == "peft"
 
     @property
+    def logits_bytes(self) -> int:
+        """Bytes of an element of the logits that the loss reads."""
+        return FULL_BYTES if self.raises_logits else self.compute_bytes
+
+    @property
     def copies_parts(self) -> bool:
         """Whether adapters of some of queries, keys and values are copied into their joined
         output (``litgpt``'s ``LoRAQKVLinear.zero_pad``)."""

@@ -19,8 +19,8 @@ from typing import Any, Final
 from gpumemnet.atomic_files import shipped_json
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
+from gpumemnet.named.blocks import effects, states
 from gpumemnet.named.methods import ALL_LINEAR
-from gpumemnet.named.rules import effects, states
 from gpumemnet.physics.element_types import FULL_BYTES, HALF_BYTES
 
 _MAX_FILE_BYTES: Final = 2**20
