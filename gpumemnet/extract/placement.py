@@ -26,6 +26,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from gpumemnet.extract.host_numbers import HostNumbers
 from gpumemnet.extract.sparse_tensors import result_on_meta
 from gpumemnet.sandbox.user_code import UnknownValueError, running_line
 from gpumemnet.torch_private.names import (
@@ -145,6 +146,10 @@ class MissingValues:
         has_guess = self._guess_of is not None and self._guess_of(operator, args, kwargs)
         raise UnknownValueError(error.operator, f"{error.reason}{HINT if has_guess else ''}")
 
+    def assumed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A real tensor gives the values of one on the GPU; return it."""
+        return tensor
+
     def picked(self, operator: Any, args: tuple[Any, ...], result: Any) -> Any:
         """Return the result of an operator on meta tensors, in which numbers of what it picks may
         be real."""
@@ -256,6 +261,7 @@ class KnownValues(DispatchMode):
         self._layouts = KnownLayouts()
         self._overwritten: dict[int, torch.UntypedStorage] = {}
         """Real storages that a meta tensor was written into: their values are unknown."""
+        self.numbers = HostNumbers(self.unknown, missing_values.assumed)
         self._writes: dict[Any, tuple[tuple[int, str], ...]] = {}
         """Operator → position and name of the arguments that it writes into."""
 
@@ -285,7 +291,11 @@ class KnownValues(DispatchMode):
                 if any(map(is_sparse, tensors))
                 else NotImplemented
             )
-            return self._run_on_meta(func, args, named) if result is NotImplemented else result
+            return (
+                self._run_on_meta(func, tensors, args, named)
+                if result is NotImplemented
+                else result
+            )
         if self._largest_real is None or any(
             argument.alias_info is not None for argument in schema(func).arguments
         ):
@@ -314,14 +324,26 @@ class KnownValues(DispatchMode):
         except NotImplementedError:  # the host lacks the kernel; the shape is known all the same
             return trial
 
-    def _run_on_meta(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_on_meta(
+        self,
+        func: Any,
+        tensors: list[torch.Tensor],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        known = self.numbers.arguments(func, tensors, args, kwargs)
         if schema(func).name in READS_VALUE_BELOW:
             return self._missing_values.result(
-                func, args, kwargs, UnknownValueError(_dotted_name(func), NEEDS_VALUES)
+                func,
+                known[0] if known else args,
+                kwargs,
+                UnknownValueError(_dotted_name(func), NEEDS_VALUES),
             )
+        if known and torch.Tag.dynamic_output_shape in func.tags:
+            return func(*known[0], **known[1])
         if func is _PACK:
             return self._packed(args, kwargs)
-        if func is aten.masked_select.default and not self.unknown(args[1]):
+        if func is aten.masked_select.default and self.numbers.of(args[1]) is not None:
             shape = torch.broadcast_shapes(args[0].shape, args[1].shape)  # type: ignore[no-untyped-call]
             func, args = aten.index.Tensor, (args[0].expand(shape), [args[1].expand(shape)])
         if func is aten.index.Tensor:
@@ -345,7 +367,9 @@ class KnownValues(DispatchMode):
         writes = self._writes.get(func)
         if writes is None:
             writes = self._writes[func] = _written_arguments(func)
-        written = self._written(writes, args, kwargs) if writes else []
+        written = self._written(writes, args, kwargs, not known) if writes else []
+        if known:
+            self.numbers.compute(func, known, result)
         if written and isinstance(result, torch.Tensor):
             return written[0]
         return self._missing_values.picked(func, args, result)
@@ -366,26 +390,28 @@ class KnownValues(DispatchMode):
         PyTorch does."""
         indices: list[Any] = []
         for index in args[1]:
-            is_mask = (
-                index is not None
-                and index.dtype in (torch.bool, torch.uint8)
-                and not self.unknown(index)
-            )
-            indices += index.nonzero().unbind(1) if is_mask else [index]
+            is_mask = index is not None and index.dtype in (torch.bool, torch.uint8)
+            known = self.numbers.of(index) if is_mask else None
+            indices += [index] if known is None else known.nonzero().unbind(1)
         return (args[0], indices, *args[2:])
 
     def _written(
-        self, writes: tuple[tuple[int, str], ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        writes: tuple[tuple[int, str], ...],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        is_unknown: bool,
     ) -> list[torch.Tensor]:
-        """Return the tensors that the operator wrote into, and mark the real ones as unknown."""
-        written = []
-        for index, name in writes:
-            value = args[index] if index < len(args) else kwargs.get(name)
-            if isinstance(value, torch.Tensor):
-                written.append(value)
-                if not value.is_meta:
-                    storage = value.untyped_storage()
-                    self._overwritten[id_of_storage(storage)] = storage
+        """Return the tensors that the operator wrote into, and mark them as unknown if what it
+        wrote is."""
+        values = [args[index] if index < len(args) else kwargs.get(name) for index, name in writes]
+        written = argument_tensors(values, {})
+        for value in written if is_unknown else ():
+            if value.is_meta:
+                self.numbers.forget(value)
+            else:
+                storage = value.untyped_storage()
+                self._overwritten[id_of_storage(storage)] = storage
         return written
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpumemnet.tracing.script.observer import ScriptObserver
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
@@ -24,11 +24,14 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from gpumemnet.errors import ExtractError
+from gpumemnet.extract.host_numbers import MOST_NUMBERS
 from gpumemnet.extract.module_calls import map_tensors
 from gpumemnet.extract.placement import (
     REAL_WHOLE_ELEMENTS,
+    KnownValues,
     device_named,
     is_meta,
     is_small,
@@ -89,19 +92,23 @@ _SPARSE_CONSTRUCTORS: Final = frozenset(
 )
 _SET_DATA: Final = Tensor.data.__set__  # type: ignore[attr-defined]  # a property of C++
 _HOST_ARRAYS: Final = frozenset({Tensor.numpy, Tensor.tolist, Tensor.__array__})
+_READS: Final = _HOST_ARRAYS | {Tensor.__bool__, Tensor.item, Tensor.__format__}
+_RANDOM: Final = frozenset(
+    {torch.rand, torch.randn, torch.normal, torch.rand_like, torch.randn_like}
+)
 
 
 class GpuRequests(TorchFunctionMode):
     """Allocates on the simulated GPU what the script requests there, and gives it values where it
     reads them back."""
 
-    def __init__(
-        self, observer: ScriptObserver, values: ReadValues, unknown: Callable[[Tensor], bool]
-    ) -> None:
+    def __init__(self, observer: ScriptObserver, values: ReadValues, known: KnownValues) -> None:
         super().__init__()
         self._observer = observer
         self._values = self.values = values
-        self._unknown = unknown
+        self._unknown, self._numbers = known.unknown, known.numbers
+        self._random: MutableMapping[Tensor, None] = WeakTensorKeyDictionary()
+        """What the script has drawn on the host, which may be anything."""
         self._constructors = names.device_constructors()
         self.default_device = _HOST
         self._without_values = [names.SHARDING_FOLDER]
@@ -168,6 +175,11 @@ class GpuRequests(TorchFunctionMode):
             ):
                 return self._attribute(func, args, named)
             is_unknown = self._unknown(given)
+            if func is Tensor.__setitem__ and given.is_meta and isinstance(args[2], int | float):
+                args = (*args[:2], torch.tensor(args[2], dtype=given.dtype))  # as on a GPU
+            if is_unknown and func in _READS:
+                known = self._numbers.of(given)
+                given = given if known is None else known
             if is_unknown or self._values.is_assumed(given):
                 if func is Tensor.__bool__:
                     return self._values.condition(given)
@@ -182,7 +194,17 @@ class GpuRequests(TorchFunctionMode):
                 if func is Tensor.__format__:
                     return self._format(given, args[1])
                 if func is Tensor.__repr__:
-                    return f"tensor(..., device='{self._observer.device_of(given)}', size={tuple(given.shape)}, dtype={given.dtype})"
+                    return self._shown(given)
+        if (
+            func is torch.tensor
+            and isinstance(args[0], list)
+            and any(map(torch.is_tensor, args[0]))
+        ):
+            with self:  # PyTorch reads the numbers of a list's tensors where no mode sees it
+                args = (
+                    [each.item() if torch.is_tensor(each) else each for each in args[0]],
+                    *args[1:],
+                )
         if func in _SPARSE_CONSTRUCTORS and any(
             isinstance(arg, Tensor) and self._observer.device_of(arg) == GPU for arg in args
         ):
@@ -207,6 +229,8 @@ class GpuRequests(TorchFunctionMode):
             if isinstance(result, Tensor):
                 if func in _KNOWN and (_keeps_values(result) or _is_constant(func, args, result)):
                     result = func(*args, **{**named, "device": _HOST})
+                elif func in _KNOWN and result.numel() <= MOST_NUMBERS:
+                    self._numbers.keep(result, func(*args, **{**named, "device": _HOST}))
                 self._observer.arrived(result, _name_of(func))
             return result
         named.pop("pin_memory", None)
@@ -217,6 +241,8 @@ class GpuRequests(TorchFunctionMode):
         result = func(*args, **named)
         if given is not None:
             self._observer.stays_deferred(given, result)
+        if func in _RANDOM:
+            self._random[result] = None
         if args:
             self._values.learn(func, args, result)
         return result
@@ -311,8 +337,10 @@ class GpuRequests(TorchFunctionMode):
         would take too much memory."""
         if is_sparse(tensor):
             return meta_copy(tensor)
-        if not self._unknown(tensor):
-            return tensor.to(_HOST, copy=True)
+        known = self._numbers.of(tensor)
+        if known is not None:
+            copy = known.to(_HOST, copy=True)
+            return copy if known is tensor else self._values.assumed(copy)
         most = 0 if tensor.is_floating_point() and self._needs_no_values() else MAX_VALUES
         if tensor.numel() > most:
             return self._on_host(partial(torch.empty_like, tensor, device="meta"))
@@ -354,6 +382,8 @@ class GpuRequests(TorchFunctionMode):
             arrived = torch.empty_strided(
                 tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta"
             )
+            if not self._unknown(tensor) and tensor not in self._random:
+                self._numbers.keep(arrived, tensor)
         if tensor.requires_grad:
             arrived.requires_grad_()
         self._observer.arrived(arrived, "to", is_weight=tensor.is_meta)

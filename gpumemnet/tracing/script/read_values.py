@@ -161,7 +161,11 @@ class ReadValues(MissingValues):
             self.note(f"{error.operator} {what}")
             return result
         tensor = args[0]
-        if operator_name(operator) != "_local_scalar_dense" or tensor.dtype == torch.bool:
+        if operator_name(operator) != "_local_scalar_dense":
+            if self.is_assumed(tensor):
+                return self.decide(bool(operator(*args, **kwargs)))
+            return self.condition(tensor)
+        if tensor.dtype == torch.bool:
             return self.condition(tensor)
         return self._read(tensor)
 
@@ -209,6 +213,8 @@ class ReadValues(MissingValues):
         """
         count = self._counts.get(tensor)
         number = self._number(tensor.dtype, is_lost) if count is None else count
+        if not number and self.is_assumed(tensor):
+            number = self._value_of(tensor)
         self.note(f"a value read from the GPU was taken to be {number:,}")
         if tensor.dtype.is_complex:
             return complex(number)
@@ -250,9 +256,12 @@ class ReadValues(MissingValues):
         if not number and not tensor.is_meta:
             return tensor
         self.note(f"{function}: values read from the GPU were taken to be {number}")
-        copy = torch.full(tensor.shape, number, dtype=tensor.dtype)
-        self._assumed[copy] = False
-        return copy
+        return self.assumed(torch.full(tensor.shape, number, dtype=tensor.dtype))
+
+    def assumed(self, tensor: Tensor) -> Tensor:
+        """Let conditions on a real tensor be traced both ways; return it."""
+        self._assumed[tensor] = False
+        return tensor
 
     def picked(self, operator: Any, args: tuple[Any, ...], result: Any) -> Any:
         """Return the result of an operator on meta tensors; where it picks among a few candidates,

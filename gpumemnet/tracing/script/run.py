@@ -340,7 +340,7 @@ def run_script(call: ScriptCall) -> ScriptRun:
         with allocator.choosing(), stopped_by_answer(stop, call.more_seconds):
             module = _main_module(call.script, call.is_module)
             file = Path(str(module.__file__))
-            requests = GpuRequests(observer, values, known.unknown)
+            requests = GpuRequests(observer, values, known)
             _run(module, call, observer, requests, trace_process)
 
     return observed(run_file)

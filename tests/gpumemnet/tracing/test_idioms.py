@@ -55,6 +55,11 @@ CONDITIONS = {
         "m = x[:, 0] > 0\nn = x[m, 1] > 0\nkept = x[m][n]\nm[m.clone()] = n\n"
         "assert torch.cat([x, x])[torch.cat([m, m])].shape[0] == 2 * len(kept)\nkeep = block(256)"
     ),
+    "labels": (
+        "y = torch.tensor([[0.0], [1.0], [1.0]]).cuda()\nm = torch.ones(2, 4, device='cuda')\n"
+        "m[:, 2:] = 0\nn = sum(y.view(-1).tolist()) + len(m.nonzero()) + int((y > 0).sum())\n"
+        "keep = [block(32) for _ in range(int(n))]"
+    ),
     "skipped_step": "if loss < 1e6: keep = block(256)\nelse: continue",
 }
 MIXTURE = """import torch

@@ -1,0 +1,112 @@
+"""The numbers of small meta tensors that come from the host.
+
+Labels, boxes, flags and steps of time are floating-point numbers as activations are, but code reads
+them back, or selects by them.  They stay meta tensors, so what is counted does not depend on their
+numbers; beside the storage of each there is one on the host.  What an operator makes of known
+numbers alone is known, too; what it writes otherwise is not known any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from gpumemnet.torch_private import script as names
+from gpumemnet.torch_private.names import tree_leaves, tree_map_only, without_function_modes
+
+MOST_NUMBERS: Final = 2**14
+"""Largest number of elements of such a tensor."""
+_HOST: Final = torch.device("cpu")
+_PLAIN: Final = (Tensor, nn.Parameter)
+
+
+class HostNumbers:
+    """The numbers of meta tensors, as far as they are known.
+
+    Args:
+        unknown: whether a tensor itself has no numbers.
+        given: called with each tensor that gives numbers to code that reads them; returns it.
+    """
+
+    def __init__(
+        self, unknown: Callable[[Tensor], bool], given: Callable[[Tensor], Tensor]
+    ) -> None:
+        self._unknown = unknown
+        self._given = given
+        self._storages: MutableMapping[torch.UntypedStorage, torch.UntypedStorage] = (
+            WeakKeyDictionary()
+        )
+
+    def keep(self, tensor: Tensor, numbers: Tensor) -> None:
+        """Remember the numbers of a tensor whose storage is new, if they are few."""
+        if 0 < tensor.numel() <= MOST_NUMBERS:
+            storage = tensor.untyped_storage()
+            self._storages[storage] = torch.UntypedStorage(storage.nbytes())  # type: ignore[no-untyped-call]
+            with names.WITHOUT_MODES.value()(), without_function_modes():
+                self._view(tensor).copy_(numbers.detach())
+
+    def forget(self, tensor: Tensor) -> None:
+        """Something unknown is written into a tensor."""
+        if self._has(tensor):
+            del self._storages[tensor.untyped_storage()]
+
+    def of(self, tensor: Tensor) -> Tensor | None:
+        """A real tensor with the same numbers; ``None`` if they are not known."""
+        if not self._unknown(tensor):
+            return tensor
+        if not self._has(tensor):
+            return None
+        with names.WITHOUT_MODES.value()(), without_function_modes():
+            return self._given(self._view(tensor))
+
+    def arguments(
+        self, func: Any, tensors: list[Tensor], args: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Return the arguments of an operator as real tensors; ``None`` unless its result follows
+        from their numbers."""
+        if not self._storages or not all(
+            self._has(tensor) if self._unknown(tensor) else tensor.numel() <= MOST_NUMBERS
+            for tensor in tensors
+        ):
+            return None
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            return None
+        real: Any = tree_map_only(Tensor, self.of, (args, named))
+        if "device" in named:
+            real[1]["device"] = _HOST
+        return real  # type: ignore[no-any-return]
+
+    def compute(
+        self, func: Any, arguments: tuple[tuple[Any, ...], dict[str, Any]], result: Any
+    ) -> None:
+        """Compute what an operator has made, or has written, of known numbers."""
+        made = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
+        if any(each.numel() > MOST_NUMBERS for each in made):
+            return
+        try:
+            with names.WITHOUT_MODES.value()():
+                numbers = func(*arguments[0], **arguments[1])
+        except RuntimeError:  # the host lacks the kernel
+            for each in made:
+                self.forget(each)
+            return
+        for each, found in zip(made, tree_leaves(numbers), strict=False):
+            if not self._has(each):
+                self.keep(each, found)
+
+    def _has(self, tensor: Tensor) -> bool:
+        return (
+            tensor.numel() <= MOST_NUMBERS
+            and type(tensor) in _PLAIN
+            and tensor.layout is torch.strided
+            and tensor.untyped_storage() in self._storages
+        )
+
+    def _view(self, tensor: Tensor) -> Tensor:
+        place = tensor.storage_offset(), tensor.size(), tensor.stride()
+        storage = self._storages[tensor.untyped_storage()]
+        return torch.empty(0, dtype=tensor.dtype).set_(storage, *place)
