@@ -14,13 +14,13 @@ import typer
 
 from gpumemnet.cli.commands import run
 from gpumemnet.cli.options import AsJson
-from gpumemnet.cli.output import print_result
+from gpumemnet.cli.output import print_result, progress_bar
 from gpumemnet.errors import MeasurementError
 from gpumemnet.job.dataset import write_dataset
 from gpumemnet.site.implausible_rows import implausible_rows
 from gpumemnet.units import format_bytes
 
-from .measure.campaign import ProgressLine, RunSettings, Tally, run_campaign
+from .measure.campaign import RunSettings, Tally, run_campaign
 from .measure.gpu_process import probe_device, write_profile
 from .measure.journal import Journal, Settings
 from .measure.nvml import visible_meters
@@ -115,13 +115,10 @@ def _measure(
         tally = Tally(settings.jobs, len(journal.finished), started, time_budget)
         left = [job for job in planned if job.key not in journal.finished]
         run = RunSettings(recipe.name, settings.seed, workers, deadline, folder)
-        line = ProgressLine()
-        try:
+        with progress_bar("measuring") as show:
             run_campaign(
-                left, lambda job, one: journal.append(job.key, one), meters, run, tally, line
+                left, lambda job, one: journal.append(job.key, one), meters, run, tally, show
             )
-        finally:
-            line.close(tally)
 
 
 @app.command()

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from gpumemnet.errors import DatasetError
@@ -40,7 +42,17 @@ class Feature:
     kind: type[int] | type[float] | type[str] | type[bool]
     minimum: float = -math.inf
     maximum: float = math.inf
-    choices: tuple[str, ...] = ()
+    choices: Sequence[str] = ()
+
+
+_KINDS: Final = {"int": int, "float": float, "str": str, "bool": bool}
+
+
+def features(family_name: str) -> Mapping[str, Feature]:
+    """The features of a family in ``features.json``, which each recipe of the family declares."""
+    document = json.loads(Path(__file__).with_name("features.json").read_text())
+    entries = document[family_name].items()
+    return {name: Feature(_KINDS[entry.pop("kind")], **entry) for name, entry in entries}
 
 
 @dataclass(frozen=True, slots=True)

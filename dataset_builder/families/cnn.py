@@ -16,26 +16,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.errors import DatasetError
 
-from . import Architecture, Feature, RoughSizes, TensorSpec
+from . import Architecture, RoughSizes, TensorSpec, features
 
 if TYPE_CHECKING:
     from torch import nn
 
+FEATURES: Final = features("cnn")
 DENSE_PREDICTION: Final = ("unet", "hourglass")
 """Styles that predict a class for every pixel."""
-STYLES: Final = (
-    *("plain", "basic", "bottleneck", "dense", "inverted_residual", "separable", "convnext"),
-    *DENSE_PREDICTION,
-)
 EXPANDING: Final = ("bottleneck", "dense", "inverted_residual", "convnext", "hourglass")
 """Styles whose blocks have a separate inner width."""
-STEMS: Final = ("conv", "pooled", "deep", "patch")
-DOWNSAMPLINGS: Final = ("strided", "max_pool", "avg_pool")
-UPSAMPLINGS: Final = ("conv_transpose", "bilinear", "nearest")
-NORMS: Final = ("none", "batch_norm", "group_norm", "layer_norm")
-ACTIVATIONS: Final = ("relu", "relu6", "leaky_relu", "silu", "gelu", "hardswish", "elu", "mish")
-HEADS: Final = ("linear", "hidden", "flattened")
-PROFILES: Final = ("even", "middle", "late")
 NO_IN_PLACE: Final = ("gelu",)
 """Activation functions that torch cannot run in place."""
 
@@ -48,31 +38,6 @@ MAX_HIDDEN: Final = 4096
 MIN_IMAGE_SIZE: Final = 32
 STEM_REDUCTION: Final = {"conv": 1, "pooled": 4, "deep": 4, "patch": 4}
 
-FEATURES: Final[Mapping[str, Feature]] = {
-    "style": Feature(str, choices=STYLES),
-    "image_size": Feature(int, MIN_IMAGE_SIZE, 2048),
-    "input_channels": Feature(int, 1, 1024),
-    "classes": Feature(int, 4, 2**20),
-    "width": Feature(int, GRANULE, MAX_WIDTH),
-    "widening": Feature(float, 1.0, 4.0),
-    "blocks": Feature(int, 1, 512),
-    "stages": Feature(int, 1, 6),
-    "profile": Feature(str, choices=PROFILES),
-    "kernel": Feature(int, 1, 31),
-    "groups": Feature(int, 1, 64),
-    "expansion": Feature(int, 1, 8),
-    "stem": Feature(str, choices=STEMS),
-    "downsampling": Feature(str, choices=DOWNSAMPLINGS),
-    "upsampling": Feature(str, choices=UPSAMPLINGS),
-    "norm": Feature(str, choices=NORMS),
-    "activation": Feature(str, choices=ACTIVATIONS),
-    "in_place": Feature(bool),
-    "squeeze_excitation": Feature(bool),
-    "block_dropout": Feature(float, 0.0, 0.99),
-    "head": Feature(str, choices=HEADS),
-    "head_dropout": Feature(float, 0.0, 0.99),
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CnnArchitecture(Architecture):
@@ -82,7 +47,7 @@ class CnnArchitecture(Architecture):
     architectures.
 
     Attributes:
-        style: one of :data:`STYLES`.
+        style: the kind of its blocks; the choices of all texts are in :data:`FEATURES`.
         image_size: side of the input in pixels.
         input_channels: channels of the input.
         classes: classes per image, or per pixel in :data:`DENSE_PREDICTION`.
@@ -98,7 +63,7 @@ class CnnArchitecture(Architecture):
         downsampling: how the map is halved between stages.
         upsampling: how it is doubled again in :data:`DENSE_PREDICTION`; elsewhere ``none``.
         norm: ``layer_norm`` is over the channels of each pixel.
-        activation: one of :data:`ACTIVATIONS`.
+        activation: the activation function.
         in_place: whether activations overwrite their input where it is their own.
         squeeze_excitation: whether every block has a squeeze-excitation gate.
         block_dropout: dropout at the end of every block's branch; 0 leaves it out.
@@ -135,8 +100,8 @@ class CnnArchitecture(Architecture):
         per_pixel = self.style in DENSE_PREDICTION
         self.check(
             FEATURES,
-            upsampling=UPSAMPLINGS if per_pixel else ("none",),
-            head=("per_pixel",) if per_pixel else HEADS,
+            upsampling=FEATURES["upsampling"].choices if per_pixel else ("none",),
+            head=("per_pixel",) if per_pixel else FEATURES["head"].choices,
             in_place=(False,) if self.activation in NO_IN_PLACE else (False, True),
         )
         if not self.kernel % 2:

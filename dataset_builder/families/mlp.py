@@ -15,40 +15,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.errors import DatasetError
 
-from . import Architecture, Feature, RoughSizes, TensorSpec
+from . import Architecture, RoughSizes, TensorSpec, features
 
 if TYPE_CHECKING:
     from torch import nn
 
-SHAPES: Final = ("pyramid", "uniform", "bottleneck", "gradual", "residual")
-ACTIVATIONS: Final = (
-    "identity",
-    "relu",
-    "leaky_relu",
-    "prelu",
-    "elu",
-    "selu",
-    "gelu",
-    "silu",
-    "mish",
-    "softplus",
-    "tanh",
-)
-NORMS: Final = ("none", "batch_norm", "layer_norm")
+FEATURES: Final = features("mlp")
 OUTPUT_ACTIVATIONS: Final = ("none", "softmax", "sigmoid", "identity")
 MIN_WIDTH: Final = 4
-MAX_WIDTH: Final = 16_384
-
-FEATURES: Final[Mapping[str, Feature]] = {
-    "shape": Feature(str, choices=SHAPES),
-    "depth": Feature(int, 1, 256),
-    "width": Feature(int, MIN_WIDTH, MAX_WIDTH),
-    "input_width": Feature(int, 1, 2**20),
-    "output_width": Feature(int, 2, 2**20),
-    "activation": Feature(str, choices=ACTIVATIONS),
-    "norm": Feature(str, choices=NORMS),
-    "dropout": Feature(float, 0.0, 0.99),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +33,7 @@ class MlpArchitecture(Architecture):
         shape: the rule that made the widths; ``residual`` also changes the wiring.
         input_width, output_width: elements per sample.
         hidden_widths: output width of every hidden block; all equal when the shape is ``residual``.
-        activation: one of :data:`ACTIVATIONS`.
-        norm: one of :data:`NORMS`.
+        activation, norm: their names, see :data:`FEATURES`.
         dropout: probability; 0 leaves the dropout layers out.
         output_activation: layer after the last linear layer; only published networks have one.
 

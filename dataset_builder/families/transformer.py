@@ -15,18 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.errors import DatasetError
 
-from . import Architecture, Feature, RoughSizes, TensorSpec
+from . import Architecture, RoughSizes, TensorSpec, features
 
 if TYPE_CHECKING:
     from torch import nn
 
-STYLES: Final = ("encoder", "decoder", "encoder_decoder", "vision")
-ACTIVATIONS: Final = ("relu", "gelu", "silu")
-NORMS: Final = ("layer_norm", "rms_norm")
-NORM_POSITIONS: Final = ("pre", "post")
-POSITIONS: Final = ("learned", "rotary", "none")
-KERNELS: Final = ("math", "flash", "memory_efficient")
-HEADS: Final = ("tied", "untied", "classes")
+FEATURES: Final = features("transformer")
 IMAGE_CHANNELS: Final = 3
 
 GRANULE: Final = 8
@@ -37,31 +31,6 @@ MAX_HEAD_SIZE: Final = 256
 _HEAD_COUNTS: Final = tuple(
     sorted({1} | {factor * 2**power for factor in (2, 3, 5) for power in range(10)})
 )
-
-FEATURES: Final[Mapping[str, Feature]] = {
-    "style": Feature(str, choices=STYLES),
-    "depth": Feature(int, 1, 256),
-    "width": Feature(int, GRANULE, 65_536),
-    "head_size": Feature(int, GRANULE, MAX_HEAD_SIZE),
-    "heads_per_group": Feature(int, 1, 1024),
-    "feed_forward_ratio": Feature(float, 0.125, 64.0),
-    "gated": Feature(bool),
-    "activation": Feature(str, choices=ACTIVATIONS),
-    "norm": Feature(str, choices=NORMS),
-    "norm_position": Feature(str, choices=NORM_POSITIONS),
-    "positions": Feature(str, choices=POSITIONS),
-    "bias": Feature(bool),
-    "fused_projection": Feature(bool),
-    "dropout": Feature(float, 0.0, 0.99),
-    "attention_dropout": Feature(float, 0.0, 0.99),
-    "attention_kernel": Feature(str, choices=KERNELS),
-    "sequence_length": Feature(int, 2, 2**20),
-    "target_share": Feature(float, 0.01, 1.0),
-    "vocabulary": Feature(int, 2, 2**20),
-    "patch_size": Feature(int, 1, 256),
-    "head": Feature(str, choices=HEADS),
-    "classes": Feature(int, 2, 2**20),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +50,8 @@ class TransformerArchitecture(Architecture):
         feed_forward_width: elements of one position inside the feed-forward part.
         gated: whether a second projection is multiplied with the activation (SwiGLU, GeGLU; arXiv
             2002.05202).
-        activation: one of :data:`ACTIVATIONS`.
-        norm: one of :data:`NORMS`.
+        activation: see :data:`FEATURES`.
+        norm: see :data:`FEATURES`.
         norm_position: ``pre`` also has a norm at the end of each stack (arXiv 2002.04745).
         positions: ``learned`` embeddings, ``rotary`` (arXiv 2104.09864) in every self-attention, or
             none.
@@ -91,7 +60,7 @@ class TransformerArchitecture(Architecture):
             cross-attention, keys and values.
         dropout: after the embedding and at the end of every branch; 0 leaves the layers out.
         attention_dropout: of the attention weights.
-        attention_kernel: one of :data:`KERNELS`: the backend of PyTorch's
+        attention_kernel: the backend of PyTorch's
             ``scaled_dot_product_attention``.
         sequence_length: tokens per sample; of an ``encoder_decoder`` those of the source; of
             ``vision`` a square of patches and the class token.
@@ -132,7 +101,9 @@ class TransformerArchitecture(Architecture):
 
     def __post_init__(self) -> None:
         vision = self.style == "vision"
-        heads = {"encoder": HEADS, "vision": ("classes",)}.get(self.style, ("tied", "untied"))
+        heads = {"encoder": FEATURES["head"].choices, "vision": ("classes",)}.get(
+            self.style, ("tied", "untied")
+        )
         present = {
             "encoder_depth": self.style != "decoder",
             "decoder_depth": self.style in ("decoder", "encoder_decoder"),

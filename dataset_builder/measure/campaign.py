@@ -10,16 +10,15 @@ are measured again by the next run.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
-from gpumemnet.job.measurement import STATUSES, Measurement
+from gpumemnet.job.measurement import Measurement
 
 from ..planned_job import PROTOCOL, PlannedJob, rough_bytes, unextracted_job
 from .gpu_process import (
@@ -40,8 +39,6 @@ _RERUNS_BEFORE_DRAIN: Final = 4
 _STEADY_PHASES: Final = 3
 _WAIT_SECONDS: Final = 0.02
 _MAX_GRACE_SECONDS: Final = 20.0
-_TERMINAL_SECONDS: Final = 0.2
-_LOG_SECONDS: Final = 10.0
 
 Record = Callable[[PlannedJob, Measurement], None]
 
@@ -75,7 +72,6 @@ class Tally:
         total: jobs of the plan.
         before: jobs that earlier runs had finished.
         statuses: jobs that this run has finished, by status.
-        running: jobs on the GPUs now.
         started: when this run began, on the monotonic clock.
         budget_seconds: time that this run may take.
     """
@@ -85,7 +81,6 @@ class Tally:
     started: float
     budget_seconds: float | None = None
     statuses: Counter[str] = field(default_factory=Counter)
-    running: int = 0
 
     @property
     def finished(self) -> int:
@@ -93,24 +88,14 @@ class Tally:
         return self.statuses.total()
 
     @property
-    def elapsed_seconds(self) -> float:
-        """Time since this run began."""
-        return time.monotonic() - self.started
-
-    @property
-    def rate(self) -> float:
-        """Jobs a second in this run."""
-        return self.finished / max(self.elapsed_seconds, 1e-9)
-
-    @property
-    def remaining_seconds(self) -> float | None:
-        """Time until the plan is done or the budget is used up; ``None`` before the first job is
-        finished."""
-        left = (self.total - self.before - self.finished) / self.rate if self.finished else None
-        if self.budget_seconds is None:
-            return left
-        budget = max(0.0, self.budget_seconds - self.elapsed_seconds)
-        return budget if left is None else min(left, budget)
+    def progress(self) -> tuple[str, float]:
+        """What is done, in words, and as a share of the jobs or of the time, whichever is larger."""
+        done = self.before + self.finished
+        counts = "".join(f", {count:,} {status}" for status, count in self.statuses.items())
+        share = done / self.total
+        if self.budget_seconds is not None:
+            share = max(share, (time.monotonic() - self.started) / self.budget_seconds)
+        return f"{done:,} of {self.total:,} jobs{counts}", min(share, 1.0)
 
 
 def run_campaign(
@@ -119,7 +104,7 @@ def run_campaign(
     meters: Sequence[Meter],
     settings: RunSettings,
     tally: Tally,
-    show: Callable[[Tally], None] = lambda tally: None,
+    show: Callable[[str, float], None] = lambda step, share: None,
 ) -> None:
     """Measure ``planned`` on the GPUs of this machine.
 
@@ -129,7 +114,7 @@ def run_campaign(
         meters: the GPUs.
         settings: how jobs are run.
         tally: is kept up to date; its budget ends the run.
-        show: called with the tally about fifty times a second.
+        show: called about fifty times a second with what is done, see :attr:`Tally.progress`.
 
     Raises:
         MeasurementError: when a GPU cannot be used, its readings cannot be trusted, or it is lost.
@@ -153,9 +138,10 @@ def run_campaign(
                 pool.kill_overdue()
                 if may_admit:
                     pool.admit(queue)
-            tally.running = sum(len(pool.running) for pool in pools)
-            show(tally)
-            if not tally.running and not (may_admit and (queue or any(p.alone for p in pools))):
+            show(*tally.progress)
+            if not any(pool.running for pool in pools) and not (
+                may_admit and (queue or any(p.alone for p in pools))
+            ):
                 return
             senders = {
                 job.process.connection: (pool, job) for pool in pools for job in pool.running
@@ -330,53 +316,3 @@ class Pool:
 def _admission_bytes(planned: PlannedJob) -> int:
     """Memory that must be free before a job starts."""
     return int(rough_bytes(planned) * ADMISSION_MARGIN)
-
-
-class ProgressLine:
-    """Shows a :class:`Tally` to a person: one line, rewritten on a terminal, repeated every ten
-    seconds elsewhere."""
-
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stderr
-        self._terminal = self._stream.isatty()
-        self._last = time.monotonic()
-
-    def __call__(self, tally: Tally) -> None:
-        """Show ``tally`` if it is time to."""
-        now = time.monotonic()
-        if now - self._last < (_TERMINAL_SECONDS if self._terminal else _LOG_SECONDS):
-            return
-        self._last = now
-        self._write(describe_tally(tally))
-
-    def close(self, tally: Tally) -> None:
-        """Show the last state and end the line."""
-        self._write(describe_tally(tally))
-        if self._terminal:
-            self._stream.write("\n")
-
-    def _write(self, line: str) -> None:
-        self._stream.write(f"\r\x1b[K{line}" if self._terminal else f"{line}\n")
-        self._stream.flush()
-
-
-def describe_tally(tally: Tally) -> str:
-    """Jobs done, their rate, the time that is left, and the share of every status."""
-    done = tally.before + tally.finished
-    parts = [f"{done:,} of {tally.total:,} jobs", f"{tally.running} running"]
-    if tally.finished:
-        parts.append(f"{tally.rate:.2f} jobs/s")
-    if tally.remaining_seconds is not None:
-        parts.append(f"{_minutes(tally.remaining_seconds)} left")
-    if tally.finished:
-        parts.append(
-            " ".join(
-                f"{status} {tally.statuses[status] / tally.finished:.0%}" for status in STATUSES
-            )
-        )
-    return ", ".join(parts)
-
-
-def _minutes(seconds: float) -> str:
-    whole = round(seconds)
-    return f"{whole // 60}:{whole % 60:02d}"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dataset_builder.families import Family, TensorSpec, family, loss, parse_architecture
-from dataset_builder.measure.campaign import ProgressLine, Tally
+from dataset_builder.measure.campaign import Tally
 from dataset_builder.measure.journal import Journal, Settings
 from dataset_builder.measure.training import meta_network
 from dataset_builder.planned_job import (
@@ -22,6 +22,7 @@ from dataset_builder.planned_job import (
     training_job,
 )
 from dataset_builder.recipe import Recipe, sample_jobs
+from gpumemnet.cli.output import progress_bar
 from gpumemnet.errors import GpumemnetError
 from gpumemnet.extract.module_calls import ModelInputs
 from gpumemnet.gpu import DeviceProfile, context, device_profile
@@ -191,17 +192,15 @@ def trace_recipe(
         if planned is None:
             planned = sample_jobs(recipe, count, seed, device.capacity_bytes)
             journal.keep_plan(settings, planned)
-        tally, line = Tally(count, len(journal.finished), time.monotonic()), ProgressLine()
+        tally = Tally(count, len(journal.finished), time.monotonic())
         left = [job for job in planned if job.key not in journal.finished]
         tasks = [(job.to_dict(), job.key, recipe.name, seed, device.name) for job in left]
-        try:
+        with progress_bar("tracing") as show:
             for key, row in in_processes(_trace_planned, tasks, workers):
                 measurement = measurement_from_dict(row)
                 journal.append(key, measurement)
                 tally.statuses[measurement.status] += 1
-                line(tally)
-        finally:
-            line.close(tally)
+                show(*tally.progress)
 
 
 def traced_measurement(

@@ -87,7 +87,9 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize(("style", "precision"), every_pair(space.STYLES, tuple(RUNS)))
+@pytest.mark.parametrize(
+    ("style", "precision"), every_pair(space.FEATURES["style"].choices, tuple(RUNS))
+)
 def test_every_style_trains_without_a_warning(style: str, precision: str) -> None:
     features, options = RUNS[precision]
     chosen = Options(batch_size=2, precision=precision, **options)  # type: ignore[arg-type]

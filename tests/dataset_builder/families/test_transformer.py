@@ -114,7 +114,9 @@ def test_published_networks_are_in_the_space(values: dict[str, Any], parameters:
     assert job.total_parameters == parameters
 
 
-@pytest.mark.parametrize(("style", "precision"), every_pair(space.STYLES, PRECISIONS))
+@pytest.mark.parametrize(
+    ("style", "precision"), every_pair(space.FEATURES["style"].choices, PRECISIONS)
+)
 def test_every_style_trains_in_every_precision_with_and_without_recomputation(
     style: str, precision: str
 ) -> None:
@@ -184,7 +186,7 @@ def test_the_math_kernel_runs_where_it_is_asked_for(
     ("kernel", "precision"),
     [("flash", "bf16"), ("memory_efficient", "bf16"), ("memory_efficient", "fp32")],
 )
-@pytest.mark.parametrize("style", space.STYLES)
+@pytest.mark.parametrize("style", space.FEATURES["style"].choices)
 def test_the_fused_kernels_run_where_they_are_asked_for(
     kernel: str, precision: str, style: str
 ) -> None:
@@ -210,7 +212,7 @@ def test_the_fused_kernels_run_where_they_are_asked_for(
 
 
 @pytest.mark.parametrize(("style", "causal"), [("decoder", True), ("encoder", False)])
-@pytest.mark.parametrize("kernel", space.KERNELS)
+@pytest.mark.parametrize("kernel", space.FEATURES["attention_kernel"].choices)
 def test_only_decoders_do_not_look_ahead(style: str, causal: bool, kernel: str) -> None:
     network = build_network(
         PlannedJob(
@@ -230,7 +232,9 @@ def test_only_decoders_do_not_look_ahead(style: str, causal: bool, kernel: str) 
 def test_grouped_queries_give_what_repeated_key_value_heads_give() -> None:
     torch.manual_seed(0)
     logits = []
-    for kernel in space.KERNELS:  # the memory-efficient one is given repeated heads
+    for kernel in space.FEATURES[
+        "attention_kernel"
+    ].choices:  # the memory-efficient one is given repeated heads
         architecture = tiny(attention_kernel=kernel, dropout=0.0, heads_per_group=4)
         torch.manual_seed(0)
         network = build_network(PlannedJob("transformer", architecture, Options(batch_size=1)), CPU)
@@ -274,7 +278,7 @@ def test_a_foreign_architecture_is_refused(changes: dict[str, Any], field: str) 
 
 
 def test_the_math_kernel_leaves_matrices_and_the_others_do_not() -> None:
-    for kernel in space.KERNELS:
+    for kernel in space.FEATURES["attention_kernel"].choices:
         architecture = tiny(style="encoder_decoder", attention_kernel=kernel)
         layers = extracted_job("transformer", architecture).layers
         matrices = [layer.activations for layer in layers if layer.kind == "softmax"]

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from stand_in import TOTAL_BYTES, StandInMeter
 
-from dataset_builder.measure.campaign import ProgressLine, RunSettings, Tally, run_campaign
+from dataset_builder.measure.campaign import RunSettings, Tally, run_campaign
 from dataset_builder.measure.gpu_process import probe_device
 from dataset_builder.measure.journal import Journal, Settings
 from dataset_builder.recipe import load_recipe, sample_jobs
+from gpumemnet.cli.output import progress_bar
 from gpumemnet.errors import GpumemnetError
 
 
@@ -36,10 +37,11 @@ def main(
         tally = Tally(jobs, len(journal.finished), started, budget)
         run = RunSettings(recipe.name, 0, workers, deadline, folder, "stand_in:measure")
         left = [job for job in planned if job.key not in journal.finished]
-        line = ProgressLine()
         meters = [StandInMeter(folder, mode)]
-        run_campaign(left, lambda job, row: journal.append(job.key, row), meters, run, tally, line)
-        line.close(tally)
+        with progress_bar("measuring") as show:
+            run_campaign(
+                left, lambda job, row: journal.append(job.key, row), meters, run, tally, show
+            )
 
 
 if __name__ == "__main__":
