@@ -89,7 +89,7 @@ def _model(name: str) -> nn.Module:
     import timm
 
     timm.layers.set_fused_attn(False)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), gpumemnet.large_tensors_on_meta():
         warnings.simplefilter("ignore")  # names that are deprecated since
         model: nn.Module = timm.create_model(name)
         return model

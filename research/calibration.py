@@ -20,11 +20,10 @@ import gpumemnet
 from gpumemnet.atomic_files import replace_file
 from gpumemnet.gpu import device_profile
 from gpumemnet.job.dataset import read_dataset
-from gpumemnet.named.fit import safety as factors_by_name
 from gpumemnet.predict.conformal import conformal_quantiles
 from gpumemnet.tracing.timeline import CONVOLUTIONS, FROZEN, OTHERS, RANKS, safety
 from research.batch_ladders import GPU, TOO_LOW, Ladder
-from research.readings import ADAPTERS, QUANTISED, SEVERAL_RANKS, Reading
+from research.readings import ADAPTERS, QUANTISED, SEVERAL_RANKS, Reading, factors_without
 
 COVERAGE: Final = 0.99
 DATASETS: Final = Path(__file__).parents[1] / "dataset_builder" / "datasets" / "real_runs"
@@ -142,11 +141,12 @@ def margins(every: Sequence[Run]) -> dict[str, float]:
     }
 
 
-def held_out(every: Sequence[Run]) -> list[tuple[Run, float]]:
-    """Each run, and its bound by the margins of other families."""
+def held_out(every: Sequence[Run], named: Sequence[Reading] = ()) -> list[tuple[Run, float]]:
+    """Each run, and its bound by the margins of other families; the factor of names is from the
+    ``named`` answers of other families, or the shipped one where there are none."""
     found = []
-    by_name = max(factors_by_name()["plain"] - 1.0, 0.0)
     for family in sorted({run.family for run in every}):
+        by_name = max(factors_without(named, family)["plain"] - 1.0, 0.0)
         known = {**margins([run for run in every if run.family != family]), "": by_name}
         found += [(run, run.bound_bytes(known[run.kind])) for run in every if run.family == family]
     return found
@@ -166,12 +166,13 @@ class Calibration(NamedTuple):
     ladders: Sequence[Ladder]
 
 
-def calibrated(found: Iterable[Reading | Ladder]) -> Calibration:
-    """The margins from all readings, and the coverage of each card."""
+def calibrated(found: Iterable[Reading | Ladder], named: Sequence[Reading] = ()) -> Calibration:
+    """The margins from all readings, and the coverage of each card; ``named`` are answers of the
+    instant depth, whose factor bases of 4 bits have."""
     answers = list(found)
     every = runs(each for each in answers if isinstance(each, Reading))
     ladders = [each for each in answers if isinstance(each, Ladder)]
-    judged = held_out(every)
+    judged = held_out(every, named)
     coverage: dict[str, list[int]] = {}
     for run, bound in judged:
         counts = coverage.setdefault(run.gpu, [0, 0])

@@ -28,6 +28,7 @@ from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import GpumemnetError
 from gpumemnet.named.catalogue import find_model
 from gpumemnet.named.fit import COVERAGE, fit
+from gpumemnet.named.fit import safety as shipped_factors
 from gpumemnet.named.methods import METHODS
 from gpumemnet.named.trainer_files import adapter_fields
 from gpumemnet.physics.replicas import communicator_bytes
@@ -151,7 +152,7 @@ def readings(
                 is_alone = row["gpus"] == "1" or table in VISION
                 if row["usable"] != "yes" or not (is_alone or (exact and _is_fsdp(row))):
                     continue
-                question = f"{row['row_id']} {exact}"
+                question = f"{row['row_id']} {exact and table != LADDERS}"
                 key = f"{question} {code}"
                 if key not in answers:
                     if monotonic() > end:
@@ -175,6 +176,16 @@ def kept_answers(kept: Path | None) -> dict[str, Reading | Ladder | str]:
             made = Ladder if key.startswith(LADDERS) else Reading
             answers[key] = found if isinstance(found, str) else made(*found)
     return answers
+
+
+def instant(answers: Mapping[str, Reading | Ladder | str]) -> list[Reading]:
+    """The last answers of the instant depth."""
+    latest = {key.rpartition(" ")[0]: each for key, each in answers.items()}
+    return [
+        each
+        for question, each in latest.items()
+        if isinstance(each, Reading) and question.endswith("False")
+    ]
 
 
 def _code_digest() -> str:
@@ -350,6 +361,12 @@ def safety_factors(found: list[Reading]) -> dict[str, float]:
     return {kind: round(factor * max(margin, 1.0), 3) for kind, factor in _factors(found).items()}
 
 
+def factors_without(found: Sequence[Reading], family: str) -> dict[str, float]:
+    """The factors from the readings of all other model families; the shipped ones if there are none."""
+    others = [each for each in found if each.family != family]
+    return safety_factors(others) if others else shipped_factors()
+
+
 def by_other_sources(found: list[Reading]) -> Iterator[tuple[Reading, dict[str, float]]]:
     """Each reading, and the factors from the readings of other sources."""
     for source in {each.source for each in found}:
@@ -398,7 +415,7 @@ def compare(
     if exact:
         from research import calibration
 
-        made = calibration.calibrated([*found, *ladders])
+        made = calibration.calibrated([*found, *ladders], instant(kept_answers(kept)))
         lines += ["", *calibration.table(made), "", f"margins of traces: {made.document}"]
         if write:
             calibration.write(made.document)
@@ -423,6 +440,8 @@ def _bytes_compared(found: list[Reading], *, write: bool) -> Iterator[str]:
         text = f"safe above {below}/{len(own)}, without the margin by other sources {apart}"
         yield f"{source or 'all'}: {_summary(own)}, {text}"
     yield f"factors of the safe bytes, from all: {factors}"
+    above = sum(each.ratio > factors_without(found, each.family)[each.kind] for each in found)
+    yield f"above them, by factors from the other families: {above} of {len(found)}"
     yield from _scoreboard(found)
     if write:
         path = Path(gpumemnet.__file__).parent / "named" / "safety.json"

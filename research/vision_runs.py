@@ -43,12 +43,16 @@ TABLES: Final = ("openmmlab", "detectron2")
 GPU: Final = "V100-32GB"
 _FIRST_WITHOUT_INPUTS: Final = "202206"
 """Months of weights from this one on are taken to be trained with PyTorch 1.11 or later."""
+_FIRST_GROUP_NORM: Final = "202005"
+"""Months of weights from this one on are taken to be trained with PyTorch 1.5 or later; names of
+weights have had dates since."""
 _MOST_OBJECTS: Final = 93
 """The most that an image of COCO shows; some batch of each run has it."""
 _USUAL_OBJECTS: Final = 7
 """In the mean over COCO's images."""
 _SHAPE: Final = (800, 1333)
 """The largest image of detectron2's configurations."""
+_DETECTRON2_DATE: Final = "201910"
 _PADDING: Final = 32
 """Sides of padded images are multiples of it."""
 _TILE, _TRANSFORM = 4, 36
@@ -57,6 +61,7 @@ _CPU_SECONDS: Final = 20.0
 """For one row: code that loops until values change would not end."""
 _CROP: Final = re.compile(r"crop \((\d+), ?(\d+)\)")
 _SCALE: Final = re.compile(r"\((\d+), ?(\d+)\)")
+_DEPTH: Final = re.compile(r"[_-][rx](\d{2,3})(?=[_-])")
 _OPTIMIZER_SETTINGS: Final = ("lr", "momentum", "weight_decay", "betas", "eps", "nesterov")
 _TRANSFORMERS: Final = re.compile("beit|dpt|former|mae|segnext|swin|twins|vit")
 
@@ -132,14 +137,20 @@ class _RoiAlign(torch.autograd.Function):
 
 
 @contextmanager
-def _older_pytorch() -> Iterator[None]:
-    """PyTorch before 1.11, where it took more.
+def _pytorch_of(date: str) -> Iterator[None]:
+    """PyTorch as it was when weights of this date were trained, where it took more.
 
-    Softmax and its logarithm kept their input for the backward pass beside their result, and binary
-    cross-entropy took five temporaries of the size of its input; today it takes two
-    (``derivatives.yaml`` and ``Loss.cpp`` of 1.9).
+    Before 1.11, softmax and its logarithm kept their input for the backward pass beside their
+    result, and binary cross-entropy took five temporaries of the size of its input; today it takes
+    two (``derivatives.yaml`` and ``Loss.cpp`` of 1.9).  Before 1.5, group norm was a batch norm, and
+    its scale kept the normalised input too (``Normalization.cpp`` of 1.4).
     """
     with ExitStack() as stack:
+        if date < _FIRST_GROUP_NORM:
+            stack.enter_context(patch.object(functional, "group_norm", _group_norm))
+        if date >= _FIRST_WITHOUT_INPUTS:
+            yield
+            return
         for owner in (functional, torch, Tensor):
             for name in ("softmax", "log_softmax"):
                 kept = partial(_keeping_input, getattr(owner, name))
@@ -164,6 +175,15 @@ def _keeping_input(
     if result.grad_fn is not None:
         result.grad_fn.register_hook(lambda *_: held.clear())
     return result
+
+
+def _group_norm(
+    given: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float = 1e-5
+) -> Tensor:
+    flat = given.reshape(1, len(given) * groups, -1)
+    result = functional.batch_norm(flat, None, None, training=True, eps=eps).view(given.shape)
+    shape = (-1, *[1] * (given.dim() - 2))
+    return torch.addcmul(bias.view(shape), result, weight.view(shape))
 
 
 def _with_temporaries(
@@ -196,17 +216,17 @@ class _Training(nn.Module):
     Args:
         model: the model.
         losses: calls it with the images and their annotations.
-        is_older: whether it ran with a PyTorch before 1.11.
+        date: year and month of its weights.
     """
 
-    def __init__(self, model: nn.Module, losses: Callable[..., Any], *, is_older: bool) -> None:
+    def __init__(self, model: nn.Module, losses: Callable[..., Any], date: str) -> None:
         super().__init__()
         self.model = model
         self._losses = losses
-        self._mode = _older_pytorch if is_older else ExitStack
+        self._date = date
 
     def forward(self, *batch: Tensor) -> Tensor:
-        with self._mode(), _as_on_gpu():
+        with _pytorch_of(self._date), _as_on_gpu():
             losses = self._losses(*batch)
             terms = [
                 term.mean()
@@ -259,7 +279,7 @@ def _segmentation(row: Mapping[str, str]) -> _Job:
         raise ValueError("its crop is not stated")
     batch, size = int(row["batch_per_gpu"]), [int(each) for each in found.groups()]
     kind = "transformer" if _TRANSFORMERS.search(row["config"]) else "convolutional"
-    training = _Training(model, losses, is_older=_is_older(row))
+    training = _Training(model, losses, row["weights_date"])
     truth = torch.empty(batch, 1, *size, dtype=torch.long, device="meta")
     return _Job(f"segmentation, {kind}", training, (_images(batch, size), truth), settings)
 
@@ -315,7 +335,7 @@ def _detection(row: Mapping[str, str]) -> _Job:
     )
     stages = "two stages" if "roi_head" in configuration.model else "one stage"
     kind = "masks" if has_masks else stages
-    training = _Training(model, losses, is_older=_is_older(row))
+    training = _Training(model, losses, row["weights_date"])
     settings = configuration.optim_wrapper.optimizer
     return _Job(f"detection, {kind}", training, inputs, settings)
 
@@ -366,7 +386,7 @@ def _detectron2(row: Mapping[str, str]) -> _Job:
         *(torch.empty(count, 17, 3, device="meta") for count in counts),
     )
     kind = "one stage" if settings.MODEL.META_ARCHITECTURE == "RetinaNet" else "two stages"
-    training = _Training(model, losses, is_older=True)
+    training = _Training(model, losses, _DETECTRON2_DATE)
     optimizer = {"type": "SGD", "lr": 0.02, "momentum": 0.9, "weight_decay": 1e-4}
     return _Job(f"detectron2, {kind}", training, inputs, optimizer)
 
@@ -382,10 +402,6 @@ def _images(batch: int, size: Iterable[int]) -> Tensor:
     return torch.empty(batch, 3, *size, device="meta")
 
 
-def _is_older(row: Mapping[str, str]) -> bool:
-    return row["weights_date"] < _FIRST_WITHOUT_INPUTS
-
-
 def _built(library: str, name: str) -> tuple[Any, Any]:
     """The configuration of this name, and its model, with no weights downloaded."""
     module = importlib.import_module(library)
@@ -397,6 +413,9 @@ def _built(library: str, name: str) -> tuple[Any, Any]:
     if not path.exists():
         raise ValueError("its configuration is not in the wheel")
     configuration = Config.fromfile(path)
+    named, depth = _DEPTH.search(name), configuration.model.get("backbone", {}).get("depth")
+    if named and depth and int(named[1]) != depth:
+        raise ValueError(f"its name says {named[1]} layers, its configuration {depth}")
     _forget_weights(configuration.model)
     model = {key: value for key, value in configuration.model.items() if key != "data_preprocessor"}
     with gpumemnet.large_tensors_on_meta(), registry.switch_scope_and_registry(library):

@@ -13,7 +13,15 @@ from numpy.typing import NDArray
 from gpumemnet.atomic_files import replace_file
 from research.batch_ladders import EXACT, TOO_LOW, Ladder
 from research.calibration import Calibration, calibrated, table, worst
-from research.readings import FIT, Reading, figures, kept_answers, ratios
+from research.readings import (
+    FIT,
+    SEVERAL_RANKS,
+    Reading,
+    figures,
+    instant,
+    kept_answers,
+    ratios,
+)
 
 from .board import Line, Table
 from .pictures import png, strips
@@ -52,8 +60,10 @@ def write_front(out: Path, shown: Mapping[str, Sequence[Table]], command: str) -
         if isinstance(found, Reading) and key.endswith("True")
     }
     ladders = [found for found in latest.values() if isinstance(found, Ladder)]
-    made = calibrated([*traced.values(), *ladders])
-    fine_tuning = _fine_tuning(latest, traced)
+    made = calibrated([*traced.values(), *ladders], instant(answers))
+    alone = {row: each for row, each in traced.items() if SEVERAL_RANKS not in each.causes}
+    several = [each for row, each in traced.items() if row not in alone]
+    fine_tuning = _fine_tuning(latest, alone)
     lines = [
         "# Scoreboard: who knows a run's memory before it starts",
         "",
@@ -68,7 +78,12 @@ def write_front(out: Path, shown: Mapping[str, Sequence[Table]], command: str) -
             "## Fine-tuning on one GPU",
             "",
             "Readings of fms-acceleration, litgpt and PEFT on A100, A10G and L40S: the rows that both of our depths answer.",
-            f"Traced are {len(traced)} in all: {_summary(traced.values())}.",
+            f"Traced are {len(alone)} in all: {_summary(alone.values())}"
+            + (
+                f"; by FSDP on several GPUs {len(several)}: {_summary(several)}."
+                if several
+                else "."
+            ),
             "",
             *_compared(cells, ("median error", "90th percentile", "more than 10 % too low")),
             *_picture(out, "readings.png", fine_tuning, "estimate over reading; the band is ±10 %"),

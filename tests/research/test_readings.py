@@ -48,6 +48,7 @@ def test_a_reading_is_met_and_a_row_that_cannot_be_asked_says_why(tmp_path: Path
     kept = tmp_path / "answers.jsonl"
     shown = compare(tmp_path, kept=kept)
     assert "litgpt: 1 rows" in shown
+    assert "by factors from the other families: 0 of 1" in shown
     assert "| accelerate estimate-memory | 1 |" in shown
     assert "* litgpt:2" in shown
     assert len(kept.read_text().splitlines()) == 2
