@@ -227,13 +227,9 @@ def llama_model(folder: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     _tokenizer(folder)
-    sizes = {
-        "hidden_size": 256,
-        "intermediate_size": 688,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 8,
-    }
-    LlamaForCausalLM(LlamaConfig(vocab_size=32_000, **sizes)).save_pretrained(folder)
+    LlamaForCausalLM(
+        LlamaConfig(**_SMALL, intermediate_size=688, num_attention_heads=8)
+    ).save_pretrained(folder)
 
 
 def bert_model(folder: Path) -> None:
@@ -241,13 +237,12 @@ def bert_model(folder: Path) -> None:
     from transformers import BertConfig, BertForSequenceClassification
 
     _tokenizer(folder)
-    sizes = {
-        "hidden_size": 256,
-        "intermediate_size": 1024,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-    }
-    BertForSequenceClassification(BertConfig(**sizes)).save_pretrained(folder)
+    BertForSequenceClassification(
+        BertConfig(**_SMALL, intermediate_size=1024, num_attention_heads=4)
+    ).save_pretrained(folder)
+
+
+_SMALL: Final = {"hidden_size": 256, "num_hidden_layers": 4}
 
 
 def _tokenizer(folder: Path, words: int = 0, longest: int = 512) -> None:
@@ -288,11 +283,11 @@ def hub_model(folder: Path, files: int = 99) -> None:
 
     name = "/".join(folder.parts[-2:])
     sizes = dict(find_model(_SAME_SIZES.get(name, folder.name)).config)
-    config = transformers.AutoConfig.for_model(**sizes)
+    config = transformers.AutoConfig.for_model(**sizes, decoder_start_token_id=0)
     config.dtype = "bfloat16"
     with torch.device("meta"):
         model = getattr(transformers, config.architectures[0])(config)
-    _tokenizer(folder, config.vocab_size, config.max_position_embeddings)
+    _tokenizer(folder, config.vocab_size, getattr(config, "max_position_embeddings", 512))
     config.save_pretrained(folder)
     tensors = model.state_dict()
     file_of = {}
@@ -344,9 +339,10 @@ def hub_chats(folder: Path) -> None:
 
 
 def hub_texts(folder: Path) -> None:
-    """Texts, or instructions with answers, under the name of a data set on the hub."""
+    """Texts, translations, or instructions with answers, under the name of a data set on the hub."""
     more = ("instruction", "input", "output") if folder.name.startswith("alpaca") else ()
-    _hub_rows(folder, dict.fromkeys(("text", *more), " ".join(WORDS * 40)))
+    row = dict.fromkeys(("en", "ro", "text", *more), " ".join(WORDS * 40))
+    _hub_rows(folder, row | {"translation": row})
 
 
 def _hub_rows(folder: Path, row: Mapping[str, Any]) -> None:
@@ -357,7 +353,9 @@ def _hub_rows(folder: Path, row: Mapping[str, Any]) -> None:
     files = "".join(f"  - split: {part}\n    path: {part}.jsonl\n" for part in parts)
     (folder / "README.md").write_text(
         "---\nconfigs:\n"
-        + "".join(f"- config_name: {name}\n  data_files:\n{files}" for name in ("default", "en"))
+        + "".join(
+            f"- config_name: {name}\n  data_files:\n{files}" for name in ("default", "en", "ro-en")
+        )
         + "---\n"
     )
 

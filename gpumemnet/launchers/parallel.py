@@ -57,6 +57,7 @@ Exchanged = Callable[[str, int], None]
 """Called for each collective with the name of its process group and its number of ranks."""
 Sends = Callable[[Sequence[int]], None]
 """Called with the ranks of a group in which one sends to another."""
+_META: Final = torch.device("meta")
 _POINT_TO_POINT: Final = frozenset({"send", "recv_"})
 
 
@@ -165,7 +166,11 @@ class _Collectives(DispatchMode):
                 return _finished(func, args)
         if any(is_sharded(each) for each in types):
             return NotImplemented
-        return func(*args, **(kwargs or {}))
+        named = dict(kwargs or {})
+        device = named.get("device")
+        if device is not None and device.type == "cuda":  # DTensor's code names it
+            named["device"] = args[0].device if isinstance(args[0], Tensor) else _META
+        return func(*args, **named)
 
 
 def _group_of(args: tuple[Any, ...]) -> dist.ProcessGroup | None:
@@ -297,8 +302,6 @@ def replicas_on_meta(recorder: Recorder) -> Iterator[None]:
     with replaced(replacements):
         yield
 
-
-_META: Final = torch.device("meta")
 
 Arrived = Callable[[Tensor, bool], None]
 """Called for each unsharded tensor that arrives on the GPU, and whether it is a parameter."""

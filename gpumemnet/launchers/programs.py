@@ -1,6 +1,6 @@
 """Programs that a script starts: every Python among them inherits the simulated GPU.
 
-A folder in front of ``PATH`` has programs called ``python``, ``torchrun``, ``accelerate`` and
+A folder in front of ``PATH`` has programs called ``python``, ``torchrun``, ``accelerate``, ``srun`` and
 ``nvidia-smi``, and ``sys.executable`` is the first of them.  A Python that runs a script traces it
 as this process traces its own, and writes its answer into the folder; any other Python runs as it
 is.  A process that is forked has the simulated GPU already.  Once one has trained for enough steps,
@@ -108,7 +108,7 @@ def inheriting(
         }
         (folder / _REQUEST).write_text(json.dumps(document))
         python = {"python", "python3", Path(sys.executable).name}
-        for program in (*python, "torchrun", "accelerate", "deepspeed", "nvidia-smi"):
+        for program in (*python, "torchrun", "accelerate", "deepspeed", "srun", "nvidia-smi"):
             _write_program(folder / program, "python" if program in python else program, trace)
         path = os.pathsep.join((name, os.environ.get("PATH", os.defpath)))
         with (

@@ -3,8 +3,9 @@ goes, and the traces of the other ways.
 
 A place is read from the source around it.  An ``assert`` holds, and a branch that only raises is not
 taken.  A loop that waits for a value runs a few times and ends.  A branch that leaves a loop or a
-function is not taken at first.  Each other condition is false at first.  Then the script is traced
-once more with every condition the other way, and with single ones the other way; the largest counts.
+function is not taken at first.  Where one of two numbers is taken, it is that of the GPU.  Each
+other condition is false at first.  Then the script is traced once more with every condition the
+other way, and with single ones the other way; the largest counts.
 
 This module loads no torch, so the command line uses it.
 """
@@ -113,6 +114,9 @@ def _place(code: CodeType, instruction: int, line: int) -> Place:
     )
     is_negated = False
     while (parent := parents[node]) is not None and not isinstance(parent, ast.stmt):
+        if isinstance(parent, ast.IfExp) and node is parent.test and _chooses_a_number(parent):
+            usual = isinstance(parent.orelse, ast.Constant)
+            return replace(place, usual=usual != is_negated, is_settled=True)
         is_negated ^= isinstance(parent, ast.UnaryOp) and isinstance(parent.op, ast.Not)
         node = parent
     if node is not getattr(parent, "test", None):
@@ -140,6 +144,14 @@ def _fails(statement: ast.stmt | None) -> bool:
         asserted = [statement.test] if isinstance(statement, ast.Assert) else []
     is_false = any(isinstance(each, ast.Constant) and not each.value for each in asserted)
     return is_false or isinstance(statement, ast.Raise)
+
+
+def _chooses_a_number(choice: ast.IfExp) -> bool:
+    """Whether both sides are numbers, as in ``loss.item() if count > 0 else 0.0``."""
+    return all(
+        isinstance(side, ast.Constant) or ast.unparse(side).endswith(".item()")
+        for side in (choice.body, choice.orelse)
+    )
 
 
 def _turning_number(node: ast.AST, parents: dict[ast.AST, ast.AST | None]) -> float | None:

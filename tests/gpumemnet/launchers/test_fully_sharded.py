@@ -89,3 +89,28 @@ def test_fully_shard_offloads_shards_gradients_and_states(tmp_path: Path) -> Non
     assert answer.parts["parameter"] == answer.parts["optimizer_state"] == 0
     assert answer.host is not None
     assert answer.host.pinned_bytes == 4 * 1024 * 1024 * FLOAT // RANKS
+
+
+LOSS_OF_SHARDS = """
+import torch, torch.distributed as dist
+from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+from torch.distributed.tensor.parallel import loss_parallel
+dist.init_process_group("nccl")
+head = torch.nn.Linear(64, 4096, bias=False).cuda()
+optimizer = torch.optim.SGD(head.parameters())
+for _ in range(3):
+    logits = head(torch.randn(1024, 64, device="cuda"))
+    logits = DTensor.from_local(logits, init_device_mesh("cuda", (8,)), [Shard(1)])
+    with loss_parallel():
+        target = torch.randint(8 * 4096, (1024,), device="cuda")
+        torch.nn.functional.cross_entropy(logits, target).backward()
+    optimizer.step()
+"""
+
+
+def test_classes_of_a_loss_are_split(tmp_path: Path) -> None:
+    script = tmp_path / "loss.py"
+    script.write_text(LOSS_OF_SHARDS)
+    answer = trace_script(script, ranks=RANKS)
+    local = FLOAT * 1024 * 4096
+    assert 9 * local < answer.allocated_bytes < 11 * local  # 9.1 by PyTorch's own CUDA code

@@ -22,7 +22,7 @@ if __name__ == "__main__":
     train(*map(int, sys.argv[1:]))
 """
 _STARTS = {
-    "program": "import subprocess, sys\nsubprocess.run([sys.executable, 'train.py'], check=True)\n",
+    "program": "import subprocess, sys\nsubprocess.run(['srun', '-n1', sys.executable, 'train.py'], check=True)\n",
     "programs": (
         "import os, subprocess, sys\n"
         "for width in (512, 1024, 256):\n"

@@ -29,7 +29,7 @@ CONDITIONS = {
     "any": "if (x > 3).any(): keep = block(256)",
     "all": "if (x > 0).all(): keep = block(256)",
     "not_all": "if not (x > 0).all(): keep = block(256)",
-    "item": "if loss.item() > 5: keep = block(256)",
+    "item": "value = loss.item() if x.max() > 0 else 0.0\nif value > 5: keep = block(256)",
     "int": "if int(loss) == 3: keep = block(256)",
     "float": "if float(loss) > 300: keep = block(256)",
     "otherwise": "if x.sum() > 0: pass\nelse: keep = block(256)",
@@ -124,6 +124,7 @@ def test_the_larger_way_is_found(name: str, answers: dict[str, Any]) -> None:
     assert isinstance(answer, dict), answer
     assert 256 <= answer["requested_bytes"] / MIB < 280
     assert any(f"{name}.py line" in note for note in answer["notes"])
+    assert name != "item" or len(answer["branches"]) == 1  # which number is taken is no way
 
 
 @pytest.mark.parametrize("name", EXPERTS)
