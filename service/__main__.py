@@ -105,7 +105,7 @@ def uvicorn_options(settings: Settings) -> dict[str, Any]:
     """uvicorn's options."""
     return {
         "loop": "uvloop",
-        "http": f"{__package__}.api.admission:BoundedProtocol",
+        "http": f"{__package__}.api.admission:LenientProtocol",
         "ws": "none",
         "lifespan": "on",
         "log_config": log_configuration(settings.log_format, settings.log_level),

@@ -103,19 +103,6 @@ class Settings(BaseSettings):
         default=4 * MIB,
         description="largest request body; the default holds a job of 20,000 layers and a batch of 1,000 ordinary jobs",
     )
-    head_seconds: float = Field(
-        ge=0.1,
-        le=3600,
-        allow_inf_nan=False,
-        default=10.0,
-        description="how long a new connection may stay silent, and the head of a request may take; its body may take three times as long",
-    )
-    max_connections: int = Field(
-        ge=1,
-        le=100_000,
-        default=1024,
-        description="most open connections of a worker; an idle one gives way",
-    )
     max_concurrency: int = Field(
         ge=1,
         le=100_000,

@@ -16,6 +16,8 @@ EXAMPLE_JOBS: Final[Mapping[str, Document]] = _DOCUMENTS["jobs"]
 """One small job of every family."""
 FIT_EXAMPLES: Final[Mapping[str, Document]] = _DOCUMENTS["fit"]
 """Bodies for ``POST /v1/fit`` by name."""
+OBSERVATION_EXAMPLES: Final[Mapping[str, Document]] = _DOCUMENTS["observations"]
+"""Bodies for ``POST /v1/observations`` by name."""
 
 
 def as_totals(job: Document) -> Document:

@@ -43,7 +43,6 @@ LIMIT_REFUSALS: Final = {
 }
 """The errors of every operation but health and metrics."""
 BODY_REFUSALS: Final = {
-    408: "The body did not arrive in time.",
     413: "The body is too large.",
     415: "The `Content-Type` is not `application/json`.",
     422: "The body is not valid JSON, or one of its fields is invalid.",

@@ -44,9 +44,7 @@ FORBIDDEN: Final = ProblemKind("forbidden", 403, "The API key does not allow thi
 MISDIRECTED: Final = ProblemKind("misdirected", 421, "The host is not allowed")
 CONFLICT: Final = ProblemKind("conflict", 409, "The request conflicts with the stored state")
 UNKNOWN: Final = ProblemKind("unknown", 404, "Not found")
-REQUEST_TIMEOUT: Final = ProblemKind("request-timeout", 408, "The request did not arrive in time")
 INVALID_HTTP: Final = ProblemKind("invalid-http", 400, "The request is not valid HTTP")
-LARGE_HEAD: Final = ProblemKind("head-too-large", 431, "The head of the request is too large")
 TOO_LARGE: Final = ProblemKind("body-too-large", 413, "The body is too large")
 NO_JSON: Final = ProblemKind("unsupported-media-type", 415, "The body must be JSON")
 NOT_FOUND: Final = ProblemKind("not-found", 404, "There is nothing at this path")
@@ -63,7 +61,7 @@ PROBLEM_KINDS: Final = (
     *_KIND_OF_ERROR.values(),
     *(OUTSIDE_SUPPORT, UNKNOWN, CONFLICT, NOT_FOUND, WRONG_METHOD, TOO_LARGE, NO_JSON),
     *(UNAUTHORIZED, FORBIDDEN, MISDIRECTED, OVERLOADED),
-    *(INVALID_HTTP, LARGE_HEAD, REQUEST_TIMEOUT, INTERNAL_ERROR),
+    *(INVALID_HTTP, INTERNAL_ERROR),
 )
 """Every problem type of the service."""
 

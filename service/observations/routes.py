@@ -12,7 +12,6 @@ from starlette.types import Receive, Scope, Send
 
 from gpumemnet.errors import FieldError, InvalidRequestError
 from gpumemnet.job.layers import describe
-from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.site.observations import (
     MAX_BYTES,
     MAX_KEY_LENGTH,
@@ -24,7 +23,7 @@ from gpumemnet.site.observations import (
 from gpumemnet.site.observations import Observation as ReadObservation
 from gpumemnet.units import MIB
 
-from ..api.examples import EXAMPLE_JOBS
+from ..api.examples import OBSERVATION_EXAMPLES
 from ..api.handlers import JSON, handle_body, read_json, read_json_body, read_query, send_response
 from ..api.openapi import BODY_REFUSALS, Answer, Operation
 from ..api.problems import OVERLOADED, UNKNOWN, Refusal, located, problem_document
@@ -36,31 +35,6 @@ DEFAULT_DAYS: Final = 30
 MAX_DAYS: Final = 3650
 KEY_NAME: Final = "key_name"
 """The key of the API key's name in a request's state."""
-
-
-_PREDICTION: Final = "01932f6c-5b1e-7c3a-9d2e-3f4a5b6c7d8e"
-_REPORTS: Final = {
-    "by_prediction": {"prediction_id": _PREDICTION, "peak_mib": 6543, "source": "slurm_gpumem"},
-    "out_of_memory": {
-        "prediction_id": _PREDICTION,
-        "oom": True,
-        "limit_mib": 8192,
-        "source": "nvml_process",
-    },
-    "by_job": {
-        "job": EXAMPLE_JOBS[FAMILIES[0]],
-        "gpu": "A100",
-        "peak_mib": 1789,
-        "source": "nvml_accounting",
-        "idempotency_key": "cluster-1/job-4711",
-    },
-    "several": {
-        "observations": [
-            {"prediction_id": _PREDICTION, "peak_bytes": 6_860_832_768, "source": "dcgm"}
-        ]
-    },
-}
-
 
 MAX_OBSERVATIONS: Final = 1000
 """Most observations in one request."""
@@ -205,7 +179,7 @@ def observation_operations(store: ObservationStore | None) -> list[Operation]:
                     "name": "prediction_id",
                     "in": "path",
                     "required": True,
-                    "schema": {"type": "string", "examples": [_PREDICTION]},
+                    "schema": {"type": "string"},
                 }
             ],
             answers={200: Answer(shape=StoredPrediction, meaning="The prediction.")},
@@ -223,7 +197,7 @@ def observation_operations(store: ObservationStore | None) -> list[Operation]:
             description="The response is sent once the observation is on the disk. Sending it again is safe: it is stored once.",
             handler=_Handler(store, _observe),
             request=(Observation, Observations),
-            examples=_REPORTS,
+            examples=OBSERVATION_EXAMPLES,
             answers={
                 201: Answer(shape=StoredObservation, meaning="The observation is stored."),
                 200: Answer(

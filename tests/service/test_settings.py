@@ -33,8 +33,6 @@ def test_every_setting_has_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
         "bundles": (os.pathsep.join(["/a", "b/c"]), (Path("/a"), Path("b/c"))),
         "registry": ("/r", Path("/r")),
         "max_body_bytes": ("2048", 2048),
-        "head_seconds": ("0.5", 0.5),
-        "max_connections": ("9", 9),
         "max_concurrency": ("8", 8),
         "api_keys": (f"a:predict:{HASH}", f"a:predict:{HASH}"),
         "api_keys_file": ("/k", Path("/k")),
@@ -67,7 +65,6 @@ def test_an_argument_takes_precedence_even_over_a_bad_variable(
     [
         *(("PORT", value) for value in ("x", "-1", "65536", "8.5")),
         *(("MAX_BODY_BYTES", value) for value in ("1023", "4 MiB")),
-        *(("HEAD_SECONDS", value) for value in ("0", "nan")),
         ("LOG_LEVEL", "loud"),
         ("LOG_FORMAT", "xml"),
     ],

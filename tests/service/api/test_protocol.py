@@ -1,5 +1,4 @@
-"""What a client sends on a connection: bounds on heads, bodies and connections, odd framings, and
-answers in their order."""
+"""What a client sends on a connection: bodies, odd framings, and anything."""
 
 import gzip
 import io
@@ -16,36 +15,25 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.api.admission import MAX_HEAD_BYTES, MAX_HEAD_FIELDS
 from service.api.predictions import Document
-from service.api.schemas import Problem
 from tests.conftest import RunningService, StartService
 from tests.service.sockets import connect, post_head
-from tests.waiting import wait_until
-
-GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @pytest.fixture(scope="module")
 def strict(start_service: StartService) -> Iterator[RunningService]:
-    """A service that waits a second for a head, and holds six connections."""
-    with start_service(
-        GPUMEMNET_HEAD_SECONDS="1",
-        GPUMEMNET_MAX_CONNECTIONS="6",
-        GPUMEMNET_MAX_BODY_BYTES="100000",
-    ) as running:
+    """A service that reads no long bodies."""
+    with start_service(GPUMEMNET_MAX_BODY_BYTES="100000") as running:
         yield running
         assert "Traceback" not in running.log.read_text()
 
 
-def exchange(url: str, *parts: bytes, pause_seconds: float = 0.0) -> bytes:
-    """Everything that is answered to ``parts`` until the service closes the connection."""
+def exchange(url: str, sent: bytes) -> bytes:
+    """Everything that is answered until the service closes the connection."""
     with connect(url) as connection:
         answer = b""
         try:
-            for part in parts:
-                connection.sendall(part)
-                time.sleep(pause_seconds)
+            connection.sendall(sent)
             while chunk := connection.recv(65536):
                 answer += chunk
         except ConnectionError:
@@ -55,46 +43,6 @@ def exchange(url: str, *parts: bytes, pause_seconds: float = 0.0) -> bytes:
 
 def statuses(answer: bytes) -> list[int]:
     return [int(found) for found in re.findall(rb"HTTP/1\.1 (\d+) ", answer)]
-
-
-def problem(answer: bytes) -> Problem:
-    assert b"connection: close" in answer
-    return Problem.model_validate_json(answer.rpartition(b"\r\n\r\n")[2])
-
-
-# Heads
-
-
-def test_a_head_that_trickles_in_is_cut_off(strict: RunningService) -> None:
-    answer = exchange(strict.url, GET, *[b"X: 1\r\n"] * 15, pause_seconds=0.1)
-    assert statuses(answer) == [408]
-    assert problem(answer).type == "urn:gpumemnet:problem:request-timeout"
-
-
-def test_a_body_that_does_not_come_is_not_waited_for(strict: RunningService) -> None:
-    answer = exchange(strict.url, post_head(100) + b"{")
-    assert statuses(answer) == [408]
-    assert "body" in problem(answer).detail
-
-
-def test_a_connection_that_stays_silent_is_closed(strict: RunningService) -> None:
-    assert exchange(strict.url) == b""
-
-
-@pytest.mark.parametrize(
-    "head",
-    [
-        GET + b"X: " + b"a" * 2 * MAX_HEAD_BYTES + b"\r\n\r\n",
-        GET + b"X: 1\r\n" * (MAX_HEAD_FIELDS + 1) + b"\r\n",
-        b"GET /" + b"a" * 2 * MAX_HEAD_BYTES + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        GET + b"X: " + b"a" * 2 * MAX_HEAD_BYTES,
-    ],
-    ids=["value", "fields", "target", "endless"],
-)
-def test_a_head_that_is_too_large_is_refused(strict: RunningService, head: bytes) -> None:
-    answer = exchange(strict.url, head)
-    assert statuses(answer) == [431]
-    assert problem(answer).type == "urn:gpumemnet:problem:head-too-large"
 
 
 @pytest.mark.parametrize(
@@ -150,41 +98,6 @@ def test_an_offer_to_upgrade_is_ignored(
                 connection.sendall(part)
                 time.sleep(0.05)
             assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
-
-
-# Order and number
-
-
-def test_an_invalid_request_is_answered_after_the_valid_ones(
-    strict: RunningService, job: Document
-) -> None:
-    body = json.dumps({"jobs": [job] * 200}).encode()
-    valid = post_head(len(body), path="/v1/predict/batch") + body
-    answer = exchange(strict.url, valid + GET + b"\r\n" + b"nonsense\r\n\r\n")
-    assert statuses(answer) == [200, 200, 400]
-    assert problem(answer).type == "urn:gpumemnet:problem:invalid-http"
-
-
-def test_an_idle_connection_gives_way_and_a_busy_one_does_not(
-    strict: RunningService, job: Document
-) -> None:
-    body = json.dumps({"job": job}).encode()
-    busy = [connect(strict.url) for _ in range(5)]
-    for connection in busy:
-        connection.sendall(post_head(len(body)) + body[:9])
-    with connect(strict.url) as idle:
-        idle.sendall(GET + b"\r\n")
-        answer = b""
-        while not answer.endswith(b"}"):
-            answer += idle.recv(65536)
-        with connect(strict.url) as last:
-            last.sendall(post_head(len(body)) + body[:9])
-            assert idle.recv(65536) == b""
-            wait_until(lambda: statuses(exchange(strict.url)) == [503])
-            for connection in (*busy, last):
-                connection.sendall(body[9:])
-                assert statuses(connection.recv(65536)) == [200]
-                connection.close()
 
 
 # Anything
