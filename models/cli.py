@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -54,7 +52,6 @@ def train(
     ],
     dataset: Datasets = None,
     encoder: Encoders = None,
-    version: Annotated[str, typer.Option("--model-version", help="Version of the models.")] = "1",
     seed: Seed = 0,
     epochs: Epochs = None,
     as_json: AsJson = False,
@@ -70,7 +67,7 @@ def train(
     from .training.classifier import train as train_classifier
 
     made = []
-    with progress_bar("training") as progress, split_errors(data):
+    with progress_bar("training") as progress:
         for one in encoders:
             step = f"training {one}"
             trained = train_classifier(
@@ -78,7 +75,7 @@ def train(
                 plan_of(one, seed, epochs),
                 lambda share, step=step: progress(step, share),  # type: ignore[misc]
             )
-            made.append(save_classifier(out / one, trained, data, name=one, version=version))
+            made.append(save_classifier(out / one, trained, data, name=one, version="1"))
     print_result(
         {
             "jobs": len(data),
@@ -111,7 +108,7 @@ def evaluate(
     from .evaluation import evaluate as run_evaluation
     from .evaluation import markdown_table
 
-    with progress_bar("evaluating") as report, split_errors(data):
+    with progress_bar("evaluating") as report:
         figures = run_evaluation(
             data, encoders, by_source=by_source, epochs=epochs, seed=seed, progress=report
         )
@@ -143,15 +140,6 @@ def _load(datasets: list[Path] | None) -> LabelledJobs:
             f"{missing[0]} does not exist: measure one with gpumemnet build campaign"
         )
     return load_labelled_jobs(paths)
-
-
-@contextmanager
-def split_errors(data: LabelledJobs) -> Iterator[None]:
-    """Turns too few architectures to split into an error about the datasets."""
-    try:
-        yield
-    except ValueError as error:
-        raise DatasetError(f"{', '.join(data.files)}: {error}") from None
 
 
 def retrain(

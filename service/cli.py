@@ -19,7 +19,7 @@ from gpumemnet.cli.output import check_writable, print_result, write_text
 from gpumemnet.client import API_KEY_VARIABLE, Client
 from gpumemnet.errors import InvalidRequestError, ServiceError
 from gpumemnet.site.observations import Observation, listed, observation_to_dict
-from gpumemnet.site.sacct import Skipped, read_known_jobs, read_sacct
+from gpumemnet.site.sacct import Skipped, read_sacct
 
 from .api.access import SCOPES, new_key
 
@@ -120,10 +120,16 @@ def export_observations(
         ),
     ],
     since: Annotated[
-        str | None,
+        datetime | None,
         typer.Option(
             metavar="TIME",
-            help="Leave out what was received before, such as 2026-01-31 or 2026-01-31T12:00:00+01:00.",
+            formats=[
+                "%Y-%m-%d",
+                "%Y-%m-%dT%H:%M:%S",
+                "%Y-%m-%dT%H:%M:%S%z",
+                "%Y-%m-%dT%H:%M:%S.%f%z",
+            ],
+            help="Leave out what was received before, such as 2026-01-31 or 2026-01-31T12:00:00+01:00; UTC for a date.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -131,25 +137,14 @@ def export_observations(
     """Write the observations as a dataset to train on."""
     from .observations.export import export
 
-    written, left_out = export(database_url, out, since=_seconds(since))
+    if since is not None and since.tzinfo is None:
+        since = since.replace(tzinfo=UTC)
+    written, left_out = export(database_url, out, since=since and since.timestamp())
     print_result(
         {"written": written, "left_out": left_out, "file": out},
         f"{written} observations in {out}; {left_out} left out that say nothing of the memory",
         as_json=as_json,
     )
-
-
-def _seconds(text: str | None) -> float | None:
-    """A date or a time as seconds since the epoch; UTC unless it has an offset."""
-    if text is None:
-        return None
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        raise InvalidRequestError(
-            f"must be a date or a time such as 2026-01-31T12:00:00Z, not '{text[:40]}'", "since"
-        ) from None
-    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
 
 
 @observations.command("import-sacct")
@@ -161,13 +156,6 @@ def import_sacct(
             help="Output of sacct --json; - for standard input.",
         ),
     ],
-    jobs: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.jsonl",
-            help="JSON Lines with job_id and prediction_id, or job_id, job and gpu, for jobs whose comment says nothing.",
-        ),
-    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -195,8 +183,7 @@ def import_sacct(
         raise InvalidRequestError("give either --out or --url", "out")
     if out is not None:
         check_writable(out)
-    known = None if jobs is None else read_known_jobs(jobs)
-    found = read_sacct(input_file(file), known, _gpus(gpu or []))
+    found = read_sacct(input_file(file), _gpus(gpu or []))
     skipped: dict[str, list[str]] = defaultdict(list)
     if url is not None:
         counts = _send(found, url.rstrip("/"), skipped)

@@ -3,10 +3,13 @@ them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpumemnet.predict.bundle import Bundle, save_bundle, shipped_bundles
+from gpumemnet.errors import BundleError
+from gpumemnet.predict.bundle import Bundle, load_bundle, save_bundle, shipped_bundles
 from gpumemnet.site.releases import Registry
 
 
@@ -29,3 +32,19 @@ def add_release(registry: Registry, work: Path, release: str, **changes: Any) ->
     bundle = other_bundle(work / release, release, **changes)
     registry.create_release(release, [bundle.source])
     return bundle.sha256
+
+
+def problems(registry: Registry) -> list[str]:
+    """What is wrong with the aliases, the releases and all bundles."""
+    found = []
+    checks: list[Callable[[], object]] = [registry.aliases]
+    for path in sorted(registry.folder.glob("releases/[!.]*")):
+        checks.append(partial(registry.load, path.stem))
+    for path in sorted(registry.folder.glob("bundles/[!.]*")):
+        checks.append(partial(load_bundle, path))
+    for check in checks:
+        try:
+            check()
+        except BundleError as error:
+            found.append(str(error))
+    return found

@@ -14,10 +14,10 @@ from rich.console import Console
 
 from gpumemnet.cli.commands import App
 from gpumemnet.cli.options import AsJson
-from gpumemnet.cli.output import print_facts, print_result, print_table
+from gpumemnet.cli.output import print_facts, print_json, print_result, print_table
 from gpumemnet.errors import RegistryError
 from gpumemnet.predict.bundle import load_bundles
-from gpumemnet.site.releases import SHIPPED, Aliases, Registry, existing_registry
+from gpumemnet.site.releases import Aliases, Registry, existing_registry
 
 app: Final = App(add_completion=False)
 
@@ -44,34 +44,16 @@ def _releases() -> None:
 
 
 @app.command("list")
-def list_releases(
-    registry: Folder,
-    verify: Annotated[
-        bool,
-        typer.Option(
-            "--verify",
-            help="Check the checksums of all bundles; exit code 2 when something is wrong.",
-        ),
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
+def list_releases(registry: Folder, as_json: AsJson = False) -> None:
     """List releases, champion, challenger, and the champions so far."""
     store = existing_registry(registry)
-    problems = store.verify() if verify else []
     aliases, releases = store.aliases(), store.releases()
     if as_json:
-        document: dict[str, Any] = {
-            "aliases": asdict(aliases),
-            "releases": [asdict(release) for release in releases],
-        }
-        print_result(document | ({"problems": problems} if verify else {}), "", as_json=True)
+        print_json(
+            {"aliases": asdict(aliases), "releases": [asdict(release) for release in releases]}
+        )
     else:
         _show(registry, aliases, releases)
-        for problem in problems:
-            typer.echo(problem)
-    if problems:
-        things = "thing is" if len(problems) == 1 else "things are"
-        raise RegistryError(f"{len(problems)} {things} wrong in {registry}")
 
 
 def _show(registry: Path, aliases: Aliases, releases: Any) -> None:
@@ -103,19 +85,12 @@ def add(
     release: Annotated[str, typer.Argument(metavar="RELEASE", help="Name of the release.")],
     bundle: Annotated[list[Path], typer.Argument(metavar="FOLDER", help="Bundle folders.")],
     registry: Folder,
-    parent: Annotated[
-        str,
-        typer.Option(
-            metavar="RELEASE",
-            help="The release whose bundles the given ones join, or replace where they predict the same jobs.",
-        ),
-    ] = SHIPPED,
-    note: Annotated[str, typer.Option(metavar="TEXT", help="A sentence for readers.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Copy bundles into the registry and make a release of them; it predicts once it is promoted."""
+    """Copy bundles into the registry and make a release of them and the shipped ones for other jobs;
+    it predicts once it is promoted."""
     folders = [one.source for folder in bundle for one in load_bundles(folder)]
-    made = Registry(registry).create_release(release, folders, parent=parent, note=note)
+    made = Registry(registry).create_release(release, folders)
     print_result(asdict(made), f"release {made.name}: {len(made.bundles)} bundles", as_json=as_json)
 
 

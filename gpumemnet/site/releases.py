@@ -204,29 +204,6 @@ class Registry:
             return shipped_bundles()
         return tuple(self._load_bundle(sha256) for sha256 in self.release(name).bundles)
 
-    def verify(self) -> tuple[str, ...]:
-        """What is wrong with the aliases, the releases and all their bundles, in sentences; empty
-        when nothing is."""
-        problems: list[str] = []
-        names = self._names()
-        folders = {path.name for path in _entries(self.folder / "bundles")}
-        try:
-            aliases = self.aliases()
-            names += {aliases.champion, aliases.challenger or SHIPPED} - {SHIPPED, *names}
-        except RegistryError as error:
-            problems.append(str(error))
-        for name in names:
-            try:
-                folders.update(self.release(name).bundles)
-            except BundleError as error:
-                problems.append(str(error))
-        for sha256 in sorted(folders):
-            try:
-                self._load_bundle(sha256)
-            except BundleError as error:
-                problems.append(str(error))
-        return tuple(problems)
-
     # writing
 
     def create_release(

@@ -18,7 +18,6 @@ from typing import Any, Final
 
 from gpumemnet.errors import FieldError, InvalidRequestError
 from gpumemnet.job.layers import describe
-from gpumemnet.job.table_reader import read_documents
 from gpumemnet.site.observations import MAX_KEY_LENGTH, Observation, observation_from_dict
 
 MIN_SECONDS: Final = 60
@@ -52,43 +51,13 @@ class _NoObservationError(ValueError):
     """A job that says nothing of its memory; the message says why."""
 
 
-def read_known_jobs(path: Path) -> dict[str, dict[str, Any]]:
-    """A mapping file: JSON Lines with ``job_id`` and ``prediction_id``, or ``job_id``, ``job`` and
-    ``gpu``.
-
-    Returns:
-        Slurm's job id → the other fields.
-
-    Raises:
-        InvalidRequestError: names the line and what is wrong with it.
-        InvalidJobError: when a line is no JSON.
-    """
-    known: dict[str, dict[str, Any]] = {}
-    for number, entry in read_documents(path):
-        if (
-            not isinstance(entry, dict)
-            or not isinstance(entry.get("job_id"), int | str)
-            or not entry.keys() <= {"job_id", "prediction_id", "job", "gpu"}
-        ):
-            raise InvalidRequestError(
-                f"{path}, line {number}: must be an object with job_id and prediction_id, or job_id, job and gpu",
-                "jobs",
-            )
-        known[str(entry.pop("job_id"))] = entry
-    return known
-
-
 def read_sacct(
-    path: Path,
-    known: Mapping[str, Mapping[str, Any]] | None = None,
-    gpus: Mapping[str, str] | None = None,
+    path: Path, gpus: Mapping[str, str] | None = None
 ) -> Iterator[Observation | Skipped]:
     """The observations in ``path``, and the jobs that gave none.
 
     Args:
         path: output of ``sacct --json``.
-        known: what :func:`read_known_jobs` gives; comments with ``gpumemnet:<prediction id>`` need
-            no entry.
         gpus: Slurm's type of a GPU → its name in NVML; an empty type stands for all.
 
     Raises:
@@ -108,7 +77,7 @@ def read_sacct(
         job_id = None
         try:
             job_id = _job_id(entry)
-            yield _observation(entry, job_id, known or {}, gpus or {})
+            yield _observation(entry, job_id, gpus or {})
         except (FieldError, _NoObservationError) as error:
             yield Skipped(f"jobs[{index}]", job_id, str(error))
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, OSError) as error:
@@ -117,12 +86,7 @@ def read_sacct(
             yield Skipped(f"jobs[{index}]", job_id, reason)
 
 
-def _observation(
-    entry: Any,
-    job_id: str,
-    known: Mapping[str, Mapping[str, Any]],
-    gpus: Mapping[str, str],
-) -> Observation:
+def _observation(entry: Any, job_id: str, gpus: Mapping[str, str]) -> Observation:
     """The observation of one job of the accounting.
 
     Raises:
@@ -133,30 +97,23 @@ def _observation(
     peak_bytes = _peak_bytes(entry, sum(types.values()))
     comments = entry.get("comment") or ""
     comments = comments.values() if isinstance(comments, dict) else [comments]
-    tokens = [found[1] for text in comments if (found := _PREDICTION.search(str(text)))]
-    said = known.get(job_id) or known.get(re.split(r"[_+]", job_id)[0])
-    if said is None and not tokens:
+    predictions = [found[1] for text in comments if (found := _PREDICTION.search(str(text)))]
+    if not predictions:
         raise _NoObservationError(
-            "no prediction is known for it: its comments hold no gpumemnet:<prediction id>, and no mapping file names the job"
+            "no prediction is known for it: its comments hold no gpumemnet:<prediction id>"
         )
     ended, cluster = _number((entry.get("time") or {}).get("end")), entry.get("cluster")
     name = f"{cluster}/{job_id}" if isinstance(cluster, str) and cluster else job_id
-    observation = observation_from_dict(
+    return observation_from_dict(
         {
             "gpu": gpus.get(next(iter(types), ""), gpus.get("")),
             "peak_bytes": peak_bytes,
             "source": "slurm_gpumem",
             "observed_at": datetime.fromtimestamp(ended, UTC).isoformat() if ended else None,
             "idempotency_key": f"slurm/{name}"[:MAX_KEY_LENGTH],
-            **(said or {"prediction_id": tokens[0]}),
+            "prediction_id": predictions[0],
         }
     )
-    ranks = observation.job.ranks if observation.job else sum(types.values())
-    if types and ranks != sum(types.values()):
-        raise _NoObservationError(
-            f"it had {sum(types.values())} GPU(s), and the job that the mapping file names for it has ranks {ranks}"
-        )
-    return observation
 
 
 def _check_ended(entry: Any) -> None:

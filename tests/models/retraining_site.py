@@ -15,6 +15,7 @@ from gpumemnet.errors import BundleError
 from gpumemnet.predict.bundle import load_bundle
 from gpumemnet.site.releases import Registry
 from tests.models.retraining import EPOCHS
+from tests.registries import problems
 
 ROOT = Path(__file__).parents[2]
 
@@ -93,7 +94,7 @@ class Site:
     def problems(self) -> list[str]:
         """What is wrong with the registry, and folders under the name of a bundle that hold
         none."""
-        found = list(self.registry.verify())
+        found = problems(self.registry)
         for folder in (*self.work.glob("candidates/[!.]*"), *self.work.glob("stand-ins/[!.]*")):
             try:
                 load_bundle(folder)

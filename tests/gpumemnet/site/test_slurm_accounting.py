@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 
 from gpumemnet.cli import main
-from gpumemnet.errors import FieldError, InvalidRequestError
-from gpumemnet.job.json_codec import job_to_dict
+from gpumemnet.errors import InvalidRequestError
 from gpumemnet.site.observations import Observation, observation_from_dict
-from gpumemnet.site.sacct import Skipped, read_known_jobs, read_sacct
-from tests.jobs import small_job
+from gpumemnet.site.sacct import Skipped, read_sacct
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "sacct"
 JOBS, JSON = FIXTURES / "jobs.json", FIXTURES / "slurm_24_05.json"
@@ -77,37 +75,9 @@ def test_nothing_is_lost() -> None:
     assert len(taken) + len(skipped) == len(json.loads(JOBS.read_text())["jobs"])
 
 
-def test_a_file_may_say_which_job_it_was(tmp_path: Path) -> None:
-    mapping = tmp_path / "jobs.jsonl"
-    entry = {"job_id": 18194951, "job": job_to_dict(small_job()), "gpu": "A100"}
-    mapping.write_text(json.dumps(entry) + "\n\n")
-    taken, _ = split(read_sacct(JOBS, read_known_jobs(mapping)))
-    assert taken["18194951"].job == small_job()
-    assert taken["18194951"].gpu == "NVIDIA A100-SXM4-40GB"
-
-
-def test_a_job_has_as_many_ranks_as_gpus() -> None:
-    entry = {"job": job_to_dict(small_job(ranks=4)), "gpu": "A100"}
-    found, left_out = split(read_sacct(JOBS, {"18194951": entry}))
-    assert "18194951" not in found
-    assert (
-        "it had 1 GPU(s), and the job that the mapping file names for it has ranks 4"
-        in left_out["18194951"].reason
-    )
-
-
 def test_slurms_type_names_the_gpu() -> None:
     taken, _ = split(read_sacct(JOBS, gpus={"a100": "A100-80GB"}))
     assert taken["18194943"].gpu == "NVIDIA A100-SXM4-80GB"
-
-
-@pytest.mark.parametrize("line", ["1", "{}", '{"job_id": 1, "prediction": "x"}', "{"])
-def test_a_wrong_mapping_is_said(tmp_path: Path, line: str) -> None:
-    (tmp_path / "jobs.jsonl").write_text("\n" + line + "\n")
-    with pytest.raises(FieldError, match="line 2"):
-        read_known_jobs(tmp_path / "jobs.jsonl")
-    _, skipped = split(read_sacct(JOBS, {"18194951": {"job": {}, "gpu": "A100"}}))
-    assert "job" in skipped["18194951"].reason
 
 
 @pytest.mark.parametrize("text", ["", "JobID|State\n1|COMPLETED\n", "{", "{}", "[1]"])
