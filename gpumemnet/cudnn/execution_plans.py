@@ -3,7 +3,6 @@ workspaces."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
@@ -101,35 +100,6 @@ class ExecutionPlans:
         return tuple(
             plan for plan in (*self.heuristic, *self.fallback) if not rejected & set(plan.notes)
         )
-
-
-def question_from_dict(document: Mapping[str, Any]) -> ConvolutionQuestion:
-    """Return the question that :func:`dataclasses.asdict` turned into a JSON object."""
-    values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in document.items()
-    }
-    return ConvolutionQuestion(**values)
-
-
-def plans_to_dict(plans: ExecutionPlans) -> dict[str, Any]:
-    """Return the JSON object of ``plans``: lists of ``[engine, workspace bytes, notes]``."""
-    lists = {"heuristic": plans.heuristic, "fallback": plans.fallback}
-    return {
-        name: [[plan.engine, plan.workspace_bytes, list(plan.notes)] for plan in each]
-        for name, each in lists.items()
-    }
-
-
-def plans_from_dict(document: Mapping[str, Any]) -> ExecutionPlans:
-    """Return the plans of a JSON object from :func:`plans_to_dict`."""
-    heuristic, fallback = (
-        tuple(
-            ExecutionPlan(engine, workspace_bytes, tuple(notes))
-            for engine, workspace_bytes, notes in document[name]
-        )
-        for name in ("heuristic", "fallback")
-    )
-    return ExecutionPlans(heuristic, fallback)
 
 
 @cache

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -28,9 +29,8 @@ from gpumemnet.cudnn.execution_plans import (
     ConvolutionQuestion,
     ExecutionPlan,
     ExecutionPlans,
-    plans_to_dict,
-    question_from_dict,
 )
+from gpumemnet.sandbox.process import from_json
 
 _DATA_TYPES: Final = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
 _COMPUTE_TYPES: Final = {"float64": 1}
@@ -336,9 +336,8 @@ def answer_questions(library: str) -> None:
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            answer = plans_to_dict(
-                backend.plans(request["device"], question_from_dict(request["question"]))
-            )
+            question = from_json(ConvolutionQuestion, request["question"])
+            answer = asdict(backend.plans(request["device"], question))
         except BackendError as error:
             answer = {"error": str(error)}
         answers.write(json.dumps(answer) + "\n")

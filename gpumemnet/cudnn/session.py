@@ -1,23 +1,20 @@
 """Asks cuDNN in a child process, so that no crash of it and no library that it needs reaches the
 caller.
 
-One child answers many questions; it starts at the first.  Answers are kept in memory, and on disk for
-all processes of a user.
+One child answers many questions, each once.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
 import select
-import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -27,13 +24,12 @@ from gpumemnet.cudnn.execution_plans import (
     ConvolutionQuestion,
     ExecutionPlans,
     device_description,
-    plans_from_dict,
 )
 from gpumemnet.cudnn.library import answer_questions
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu import DeviceProfile
 from gpumemnet.job.layers import describe
-from gpumemnet.sandbox.process import start_child
+from gpumemnet.sandbox.process import from_json, start_child
 
 AUTO: Final = "auto"
 OFF: Final = "off"
@@ -46,8 +42,6 @@ _SYSTEM_FOLDERS: Final = (
     "/usr/lib64",
     "/usr/local/cuda/lib64",
 )
-_WAIT_SECONDS: Final = 5.0
-_TABLE: Final = "CREATE TABLE IF NOT EXISTS answers (question TEXT PRIMARY KEY, answer TEXT NOT NULL) WITHOUT ROWID"
 FIRST_VERSION: Final = 90800
 """Earlier versions answer only on a GPU."""
 _FIRST_WITHOUT_VOLTA: Final = 91100
@@ -94,82 +88,19 @@ class CudnnUnavailableError(Exception):
     """This cuDNN cannot answer; the message says why."""
 
 
-class _PlanCache:
-    """Answers by version of cuDNN, device and question.
-
-    SQLite makes each write atomic and lets several processes use the file.  A cache that cannot be
-    read or written is no error: cuDNN is asked again.
-
-    Args:
-        file: the database; made when it is first written to.  By default it lies in the user's cache
-            folder (``XDG_CACHE_HOME``, or ``~/.cache``).
-    """
-
-    def __init__(self, file: Path | None) -> None:
-        users = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        self._file = file or users / "gpumemnet" / "cudnn-plans.sqlite3"
-
-    def get(
-        self, version: int, device: Mapping[str, Any], question: Mapping[str, Any]
-    ) -> dict[str, Any] | None:
-        """Return the answer; ``None`` if there is none."""
-        if not self._file.is_file():
-            return None
-        try:
-            with closing(sqlite3.connect(self._file, timeout=_WAIT_SECONDS)) as database:
-                row = database.execute(
-                    "SELECT answer FROM answers WHERE question = ?",
-                    [_key(version, device, question)],
-                )
-                found = row.fetchone()
-            return None if found is None else dict(json.loads(found[0]))
-        except (sqlite3.Error, ValueError):
-            return None
-
-    def put(
-        self,
-        version: int,
-        device: Mapping[str, Any],
-        question: Mapping[str, Any],
-        answer: Mapping[str, Any],
-    ) -> None:
-        """Store an answer."""
-        try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            with closing(sqlite3.connect(self._file, timeout=_WAIT_SECONDS)) as database, database:
-                database.execute(_TABLE)
-                values = [_key(version, device, question), json.dumps(answer)]
-                database.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", values)
-        except (OSError, sqlite3.Error):
-            return
-
-
-def _key(version: int, device: Mapping[str, Any], question: Mapping[str, Any]) -> str:
-    return hashlib.sha256(
-        json.dumps([version, device, question], sort_keys=True).encode()
-    ).hexdigest()
-
-
 class CudnnSession:
     """A cuDNN library that answers for any GPU.
 
     Args:
         library: the file ``libcudnn.so.9``.
-        cache_file: where answers are kept; a file in the user's cache folder by default.
         answer: what the child process does.
 
     Raises:
         CudnnUnavailableError: it cannot be loaded, or is older than 9.8.
     """
 
-    def __init__(
-        self,
-        library: Path,
-        cache_file: Path | None = None,
-        answer: Callable[[str], None] = answer_questions,
-    ) -> None:
+    def __init__(self, library: Path, answer: Callable[[str], None] = answer_questions) -> None:
         self._library, self._answer = str(library), answer
-        self._cache = _PlanCache(cache_file)
         self._answers: dict[tuple[str, ConvolutionQuestion], ExecutionPlans | None] = {}
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -200,7 +131,12 @@ class CudnnSession:
         key = (json.dumps(described), question)
         with self._lock:
             if key not in self._answers:
-                self._answers[key] = self._cached_plans(described, question)
+                answer = self._ask({"device": described, "question": asdict(question)})
+                self._answers[key] = (
+                    None
+                    if answer is None or "error" in answer
+                    else from_json(ExecutionPlans, answer)
+                )
             return self._answers[key]
 
     def close(self) -> None:
@@ -217,18 +153,6 @@ class CudnnSession:
     def __del__(self) -> None:
         if getattr(self, "_process", None) is not None:
             self.close()
-
-    def _cached_plans(
-        self, device: dict[str, Any], question: ConvolutionQuestion
-    ) -> ExecutionPlans | None:
-        document = asdict(question)
-        answer = self._cache.get(self._version, device, document)
-        if answer is None:
-            answer = self._ask({"device": device, "question": document})
-            if answer is None:
-                return None
-            self._cache.put(self._version, device, document, answer)
-        return None if "error" in answer else plans_from_dict(answer)
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
         """Return the child's answer; ``None`` if it crashed."""

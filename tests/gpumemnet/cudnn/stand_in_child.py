@@ -27,14 +27,15 @@ def answer_questions(library: str) -> None:
         if batch == 14:
             print(json.dumps({"error": "CUDNN_STATUS_BAD_PARAM"}), flush=True)
             continue
-        heuristic = [
-            [1, 10_000_000 * batch, ["down_converts_inputs"]],
-            [2, 1_000_000 * batch, ["tensor_core"]],
-        ]
-        print(
-            json.dumps({"heuristic": heuristic, "fallback": [[3, 5_000_000 * batch, []]]}),
-            flush=True,
+        first, second, third = (
+            {"engine": engine, "workspace_bytes": each * batch, "notes": notes}
+            for engine, each, notes in (
+                (1, 10_000_000, ["down_converts_inputs"]),
+                (2, 1_000_000, ["tensor_core"]),
+                (3, 5_000_000, []),
+            )
         )
+        print(json.dumps({"heuristic": [first, second], "fallback": [third]}), flush=True)
 
 
 def ends_at_once(library: str) -> None:

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -25,8 +24,7 @@ from gpumemnet.units import MIB
 
 
 @pytest.fixture
-def cudnn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CudnnSession]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def cudnn() -> Iterator[CudnnSession]:
     session, reason = open_session(os.environ.get("CUDNN_LIBRARY", "auto"))
     if session is None:
         pytest.skip(f"{reason or 'cuDNN is not installed'}: its plans cannot be listed")

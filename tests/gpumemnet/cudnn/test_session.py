@@ -1,5 +1,5 @@
-"""Asking cuDNN: finding it, the child process, its crashes, and the cache; a stand-in child takes the
-place of cuDNN."""
+"""Asking cuDNN: finding it, the child process, and its crashes; a stand-in child takes the place of
+cuDNN."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def question(batch: int) -> ConvolutionQuestion:
 
 
 def session(folder: Path, name: str = "log") -> CudnnSession:
-    return CudnnSession(folder / name, folder / "cache" / "plans.sqlite3", answer_questions)
+    return CudnnSession(folder / name, answer_questions)
 
 
 def asked(folder: Path) -> int:
@@ -68,24 +68,19 @@ def test_pytorch_rejects_plans_by_their_arithmetic(tmp_path: Path) -> None:
     assert [plan.engine for plan in plans.for_pytorch("float16", tf32=True)] == [1, 2, 3]
 
 
-def test_an_answer_is_asked_for_once_by_all_processes(tmp_path: Path) -> None:
-    first, second = session(tmp_path), session(tmp_path)
-    assert (
-        first.plans(A100, question(2))
-        == first.plans(A100, question(2))
-        == second.plans(A100, question(2))
-    )
+def test_an_answer_is_asked_for_once(tmp_path: Path) -> None:
+    cudnn = session(tmp_path)
+    assert cudnn.plans(A100, question(2)) == cudnn.plans(A100, question(2))
     assert asked(tmp_path) == 1
-    second.plans(device_profile("H100"), question(2))
+    cudnn.plans(device_profile("H100"), question(2))
     assert asked(tmp_path) == 2, "another GPU is another question"
 
 
-def test_a_crash_costs_one_answer_and_is_not_remembered_on_disk(tmp_path: Path) -> None:
+def test_a_crash_costs_one_answer(tmp_path: Path) -> None:
     cudnn = session(tmp_path)
     assert cudnn.plans(A100, question(13)) is None
     assert cudnn.plans(A100, question(2)) is not None
-    assert session(tmp_path).plans(A100, question(13)) is None
-    assert asked(tmp_path) == 3
+    assert asked(tmp_path) == 2
 
 
 def test_after_three_crashes_nothing_is_asked_any_more(tmp_path: Path) -> None:
@@ -97,8 +92,9 @@ def test_after_three_crashes_nothing_is_asked_any_more(tmp_path: Path) -> None:
 
 
 def test_a_refusal_is_remembered(tmp_path: Path) -> None:
-    assert session(tmp_path).plans(A100, question(14)) is None
-    assert session(tmp_path).plans(A100, question(14)) is None
+    cudnn = session(tmp_path)
+    assert cudnn.plans(A100, question(14)) is None
+    assert cudnn.plans(A100, question(14)) is None
     assert asked(tmp_path) == 1
 
 
@@ -117,14 +113,7 @@ def test_a_library_that_cannot_answer_says_why(tmp_path: Path, name: str, reason
 
 def test_a_child_that_ends_at_once_is_no_library(tmp_path: Path) -> None:
     with pytest.raises(CudnnUnavailableError, match="ended"):
-        CudnnSession(tmp_path / "log", tmp_path / "plans", ends_at_once)
-
-
-def test_a_damaged_cache_is_asked_around(tmp_path: Path) -> None:
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "plans.sqlite3").write_bytes(b"no database" * 1000)
-    assert session(tmp_path).plans(A100, question(2)) is not None
-    assert asked(tmp_path) == 1
+        CudnnSession(tmp_path / "log", ends_at_once)
 
 
 def installed(folder: Path) -> Path:

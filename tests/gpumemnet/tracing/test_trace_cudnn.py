@@ -26,7 +26,7 @@ BATCH = 8
 
 @pytest.fixture
 def cudnn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CudnnSession]:
-    opened = CudnnSession(tmp_path / "log", tmp_path / "plans.sqlite3", answer_questions)
+    opened = CudnnSession(tmp_path / "log", answer_questions)
     monkeypatch.setattr(sessions, "_session", lambda library, process: opened)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     library = tmp_path / "nvidia" / "cudnn" / "lib" / "libcudnn.so.9"
