@@ -311,12 +311,11 @@ def prepare_child() -> None:
     """Open files of weights without reading the weights, and ignore default devices, until this
     child process ends."""
     from gpumemnet.torch_private.names import (
-        LOAD,
         SET_CUDA_DEVICE,
-        SET_DEFAULT_DEVICE,
         declare_torchvision_operators,
         replace_for_good,
     )
+    from gpumemnet.torch_private.script import LOAD, SET_DEFAULT_DEVICE
 
     declare_torchvision_operators()
     load: Callable[..., Any] = LOAD.value()

@@ -17,30 +17,28 @@ import torch
 
 from gpumemnet.torch_private.names import TorchName, aten, replaced
 
-_CAPTURE: Final = "capture what torch.compile compiles"
-_PLAN: Final = "let Inductor plan the memory of compiled code without a GPU"
-COMPILE: Final = TorchName("torch:compile", _CAPTURE)
-MODULE_COMPILE: Final = TorchName("torch.nn:Module.compile", _CAPTURE)
+COMPILE: Final = TorchName("torch:compile")
+MODULE_COMPILE: Final = TorchName("torch.nn:Module.compile")
 DESCRIBE_TENSOR: Final = TorchName(
-    "torch._subclasses.meta_utils:MetaTensorDescriber.describe_tensor", _CAPTURE
+    "torch._subclasses.meta_utils:MetaTensorDescriber.describe_tensor"
 )
-FAKE_DISPATCH: Final = TorchName("torch._subclasses.fake_tensor:FakeTensorMode.dispatch", _CAPTURE)
-FAKE_VALUE: Final = TorchName("torch._dynamo.variables.builder:get_fake_value", _CAPTURE)
+FAKE_DISPATCH: Final = TorchName("torch._subclasses.fake_tensor:FakeTensorMode.dispatch")
+FAKE_VALUE: Final = TorchName("torch._dynamo.variables.builder:get_fake_value")
 GLOBAL_HOOKS: Final = tuple(
-    TorchName(f"torch.nn.modules.module:_global_{name}", _CAPTURE)
+    TorchName(f"torch.nn.modules.module:_global_{name}")
     for name in (
         *("forward_pre_hooks", "forward_hooks", "forward_hooks_with_kwargs"),
         "forward_hooks_always_called",
     )
 )
 _CUDA: Final = torch.device("cuda", 0)
-_IS_AVAILABLE: Final = TorchName("torch.cuda:is_available", _PLAN)
-_PROPERTIES: Final = TorchName("torch.cuda:get_device_properties", _PLAN)
+_IS_AVAILABLE: Final = TorchName("torch.cuda:is_available")
+_PROPERTIES: Final = TorchName("torch.cuda:get_device_properties")
 _INTERFACE: Final = "torch._dynamo.device_interface:CudaInterface"
 _TRITON: Final = "torch._inductor.codegen.triton"
-_JOINT_PASSES: Final = TorchName("torch._inductor.compile_fx:_recursive_joint_graph_passes", _PLAN)
+_JOINT_PASSES: Final = TorchName("torch._inductor.compile_fx:_recursive_joint_graph_passes")
 _PATTERNS: Final = tuple(
-    TorchName(f"torch._inductor.fx_passes.{name}:lazy_init", _PLAN)
+    TorchName(f"torch._inductor.fx_passes.{name}:lazy_init")
     for name in ("joint_graph", "post_grad")
 )
 
@@ -221,5 +219,5 @@ def _stand_ins() -> list[tuple[TorchName, object]]:
     }
     return [
         *((name, lambda *args: None) for name in _PATTERNS),
-        *((TorchName(path, _PLAN), value) for path, value in stand_ins.items()),
+        *((TorchName(path), value) for path, value in stand_ins.items()),
     ]

@@ -1,8 +1,8 @@
 """Private names of PyTorch: how one is declared, found and replaced for a while, and those of
 tensors, modules, operators and autograd.
 
-PyTorch promises nothing about these names.  One that is missing is an error which names it, and its
-purpose.  A tested release is traced without a word, any other with a note.
+PyTorch promises nothing about these names.  One that is missing is an error which names it.  A
+tested release is traced without a word, any other with a note.
 """
 
 from __future__ import annotations
@@ -35,12 +35,10 @@ class TorchName:
 
     Attributes:
         path: ``module:attribute``, such as ``torch._C:_current_autograd_node``.
-        purpose: what it is used for, as the end of "is needed to …".
         is_created: whether PyTorch lacks the name by design and looks it up all the same.
     """
 
     path: str
-    purpose: str
     is_created: bool = False
 
     @property
@@ -77,8 +75,8 @@ class TorchName:
 def missing(name: TorchName) -> UnsupportedTorchError:
     """The error for a name that the installed PyTorch does not have."""
     return UnsupportedTorchError(
-        f"PyTorch {torch.__version__} cannot be traced with this version of gpumemnet: {name.shown} is missing "
-        f"(needed to {name.purpose}). Install a tested PyTorch ({' or '.join(TESTED_RELEASES)}) or a newer gpumemnet"
+        f"PyTorch {torch.__version__} cannot be traced with this version of gpumemnet: {name.shown} is missing: "
+        f"install a tested PyTorch ({' or '.join(TESTED_RELEASES)}) or a newer gpumemnet"
     )
 
 
@@ -138,7 +136,7 @@ def check_torch() -> tuple[str, ...]:
     if ".".join(map(str, torch_release())) in TESTED_RELEASES:
         return ()
     for path in _DIRECTLY_USED:
-        TorchName(path, "follow tensors, operators and the backward graph").value()
+        TorchName(path).value()
     tested = " and ".join(TESTED_RELEASES)
     return (
         f"Traced with PyTorch {torch.__version__}, which this version of gpumemnet was not tested with (tested: {tested}).",
@@ -229,9 +227,8 @@ def part_on_rank(tensor: Tensor) -> Tensor:
     return held
 
 
-STORAGE_RESIZE: Final[TorchName] = TorchName(
-    "torch:UntypedStorage.resize_", "notice that fully_shard gives up gathered parameters"
-)
+STORAGE_RESIZE: Final[TorchName] = TorchName("torch:UntypedStorage.resize_")
+"""To notice that fully_shard gives up gathered parameters."""
 
 
 CHECKPOINT_FILE: Final = str(torch.utils.checkpoint.__file__)
@@ -242,13 +239,8 @@ OWN_DICTS: Final = frozenset(
 )
 """Attributes of every module that are dicts: its parameters, its children, its hooks."""
 
-LOAD: Final = TorchName("torch:load", "open files of weights without reading the weights")
-SET_DEFAULT_DEVICE: Final = TorchName(
-    "torch:set_default_device", "keep code from choosing a device for everything"
-)
-SET_CUDA_DEVICE: Final = TorchName(
-    "torch.cuda:set_device", "let code choose a GPU where there is none"
-)
+SET_CUDA_DEVICE: Final = TorchName("torch.cuda:set_device")
+"""To let code choose a GPU where there is none."""
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
@@ -283,16 +275,14 @@ def is_batch_norm(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.batchnorm._BatchNorm)
 
 
-DISPATCH_MODE: Final = TorchName(
-    "torch.utils._python_dispatch:TorchDispatchMode", "see every operator below autograd"
-)
-TREE_LEAVES: Final = TorchName(
-    "torch.utils._pytree:tree_leaves", "find the tensors among an operator's arguments"
-)
-TREE_MAP_ONLY: Final = TorchName(
-    "torch.utils._pytree:tree_map_only", "put meta tensors in place of an operator's arguments"
-)
-DISPATCH_KEY: Final = TorchName("torch._C:DispatchKey", "reach the kernel behind one of our own")
+DISPATCH_MODE: Final = TorchName("torch.utils._python_dispatch:TorchDispatchMode")
+"""To see every operator below autograd."""
+TREE_LEAVES: Final = TorchName("torch.utils._pytree:tree_leaves")
+"""To find the tensors among an operator's arguments."""
+TREE_MAP_ONLY: Final = TorchName("torch.utils._pytree:tree_map_only")
+"""To put meta tensors in place of an operator's arguments."""
+DISPATCH_KEY: Final = TorchName("torch._C:DispatchKey")
+"""To reach the kernel behind one of our own."""
 
 if TYPE_CHECKING:
     from torch._C import DispatchKeySet
@@ -387,7 +377,7 @@ class _Aten:
     """``torch.ops.aten``, with an error that says what to do where PyTorch lacks an operator."""
 
     def __getattr__(self, name: str) -> Any:
-        operator = TorchName(f"torch:ops.aten.{name}", "trace its CUDA kernel").value()
+        operator = TorchName(f"torch:ops.aten.{name}").value()
         self.__dict__[name] = operator
         return operator
 
@@ -411,10 +401,8 @@ def unscale_gradients(
     torch._amp_foreach_non_finite_check_and_unscale_(gradients, found_infinite, inverse_scale)
 
 
-ENGINE: Final = TorchName(
-    "torch.autograd:_engine_run_backward",
-    "see whether the backward engine itself adds gradients",
-)
+ENGINE: Final = TorchName("torch.autograd:_engine_run_backward")
+"""To see whether the backward engine itself adds gradients."""
 _NO_TASK: Final = -1
 
 
@@ -430,13 +418,10 @@ def running_node_number() -> int | None:
     return None if node is None else int(node._sequence_nr())
 
 
-FUNCTION_MODES: Final = TorchName(
-    "torch.overrides:_get_current_function_mode_stack", "know the modes of a thread"
-)
-_SAVED_TENSORS_HOOKS: Final = TorchName(
-    "torch.autograd.graph:saved_tensors_hooks.__init__",
-    "let hooks and recomputed blocks see a GPU",
-)
+FUNCTION_MODES: Final = TorchName("torch.overrides:_get_current_function_mode_stack")
+"""To know the modes of a thread."""
+_SAVED_TENSORS_HOOKS: Final = TorchName("torch.autograd.graph:saved_tensors_hooks.__init__")
+"""To let hooks and recomputed blocks see a GPU."""
 
 
 @contextmanager

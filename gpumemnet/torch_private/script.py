@@ -40,11 +40,7 @@ METHOD_FILES: Final = tuple(
 """Files of PyTorch with functions of tensors that are written in Python."""
 
 
-RAW_STREAM: Final = TorchName(
-    "torch._C:_cuda_getCurrentRawStream",
-    "give kernels the stream of the simulated GPU",
-    is_created=True,
-)
+RAW_STREAM: Final = TorchName("torch._C:_cuda_getCurrentRawStream", is_created=True)
 """PyTorch has it only where it is built for GPUs."""
 
 TENSOR_TYPES: Final[dict[str, torch.dtype]] = {
@@ -60,73 +56,67 @@ TENSOR_TYPES: Final[dict[str, torch.dtype]] = {
     "BoolTensor": torch.bool,
 }
 """Name of a type of tensors in ``torch`` and ``torch.cuda`` → the type of its elements."""
-GENERATOR: Final = TorchName("torch:Generator", "accept generators of the simulated GPU")
-LOAD: Final = TorchName("torch:load", "load tensors to the simulated GPU")
-DATA_PARALLEL: Final = TorchName(
-    "torch.nn:DataParallel.forward", "run the first GPU's share of a batch"
-)
-_CONSTRUCTORS: Final = TorchName(
-    "torch.utils._device:_device_constructors", "know which functions use the default device"
-)
-PIN_MEMORY: Final = TorchName(
-    "torch:Tensor.pin_memory", "leave tensors of data loaders where they are"
-)
-TENSOR_NEW: Final = TorchName("torch:Tensor.__new__", "make subclasses of tensors from tensors")
-RECORD_STREAM: Final = TorchName(
-    "torch:Tensor.record_stream", "accept streams of the simulated GPU"
-)
-MODULE_TO: Final = TorchName("torch.nn:Module.to", "move modules to the simulated GPU")
-SET_THREADS: Final = TorchName("torch:set_num_threads", "let 8 ranks share fewer cores")
-PARSE_TO: Final = TorchName(
-    "torch._C._nn:_parse_to", "move tensors of other classes to the simulated GPU"
-)
-MODULE_TO_EMPTY: Final = TorchName(
-    "torch.nn:Module.to_empty",
-    "allocate modules on the simulated GPU",
-)
-MODULE_CUDA: Final = TorchName("torch.nn:Module.cuda", "move modules to the simulated GPU")
-MODULE_CALL: Final = TorchName("torch.nn:Module.__call__", "record passes that repeat")
-JIT_TRACE: Final = TorchName("torch.jit:trace", "trace what is not compiled")
-SAVE: Final = TorchName("torch:save", "write files with zeros for weights without values")
+GENERATOR: Final = TorchName("torch:Generator")
+"""To accept generators of the simulated GPU."""
+LOAD: Final = TorchName("torch:load")
+"""To load tensors to the simulated GPU, or without reading their values."""
+DATA_PARALLEL: Final = TorchName("torch.nn:DataParallel.forward")
+"""To run the first GPU's share of a batch."""
+_CONSTRUCTORS: Final = TorchName("torch.utils._device:_device_constructors")
+"""To know which functions use the default device."""
+PIN_MEMORY: Final = TorchName("torch:Tensor.pin_memory")
+"""To leave tensors of data loaders where they are."""
+TENSOR_NEW: Final = TorchName("torch:Tensor.__new__")
+"""To make subclasses of tensors from tensors."""
+RECORD_STREAM: Final = TorchName("torch:Tensor.record_stream")
+"""To accept streams of the simulated GPU."""
+MODULE_TO: Final = TorchName("torch.nn:Module.to")
+"""To move modules to the simulated GPU."""
+SET_THREADS: Final = TorchName("torch:set_num_threads")
+"""To let 8 ranks share fewer cores."""
+PARSE_TO: Final = TorchName("torch._C._nn:_parse_to")
+"""To move tensors of other classes to the simulated GPU."""
+MODULE_TO_EMPTY: Final = TorchName("torch.nn:Module.to_empty")
+"""To allocate modules on the simulated GPU."""
+MODULE_CUDA: Final = TorchName("torch.nn:Module.cuda")
+"""To move modules to the simulated GPU."""
+MODULE_CALL: Final = TorchName("torch.nn:Module.__call__")
+"""To record passes that repeat."""
+JIT_TRACE: Final = TorchName("torch.jit:trace")
+"""To trace what is not compiled."""
+SAVE: Final = TorchName("torch:save")
+"""To write files with zeros for weights without values."""
 STATE_DICTS: Final = "torch.distributed.checkpoint.state_dict"
 """Module of the functions that gather what is saved of several ranks."""
-FAKE_TENSORS: Final = TorchName(
-    "torch._subclasses.fake_tensor:FakeTensorMode", "write files with zeros that take no memory"
-)
-WITHOUT_MODES: Final = TorchName(
-    "torch.utils._python_dispatch:_disable_current_modes", "write files without recording it"
-)
-SET_DEFAULT_DEVICE: Final = TorchName(
-    "torch:set_default_device", "allocate on the device that a script chooses for everything"
-)
-SET_DEFAULT_TENSOR_TYPE: Final = TorchName(
-    "torch:set_default_tensor_type", "allocate on the device that a script chooses for everything"
-)
-GET_DEFAULT_DEVICE: Final = TorchName("torch:get_default_device", "say which device that is")
-ALLOCATOR_SETTINGS: Final = TorchName(
-    "torch._C:_accelerator_setAllocatorSettings", "know the settings that a script chooses"
-)
-MEMORY_FRACTION: Final = TorchName(
-    "torch.cuda:set_per_process_memory_fraction", "know the share of the GPU that a script chooses"
-)
-BACKWARD: Final = TorchName("torch.autograd:backward", "know when a backward pass begins")
-GRADIENTS: Final = TorchName("torch.autograd:grad", "know when a script computes gradients itself")
-ALL_TRUE: Final = TorchName(
-    "torch:_is_all_true", "let distributions accept arguments that have no values"
-)
-OPTIMIZER: Final = TorchName(
-    "torch.optim:Optimizer.__init__", "know whether a script has an optimizer"
-)
+FAKE_TENSORS: Final = TorchName("torch._subclasses.fake_tensor:FakeTensorMode")
+"""To write files with zeros that take no memory."""
+WITHOUT_MODES: Final = TorchName("torch.utils._python_dispatch:_disable_current_modes")
+"""To write files without recording it."""
+SET_DEFAULT_DEVICE: Final = TorchName("torch:set_default_device")
+"""To allocate on the device that a script chooses for everything."""
+SET_DEFAULT_TENSOR_TYPE: Final = TorchName("torch:set_default_tensor_type")
+"""To allocate on the device that a script chooses for everything."""
+GET_DEFAULT_DEVICE: Final = TorchName("torch:get_default_device")
+"""To say which device that is."""
+ALLOCATOR_SETTINGS: Final = TorchName("torch._C:_accelerator_setAllocatorSettings")
+"""To know the settings that a script chooses."""
+MEMORY_FRACTION: Final = TorchName("torch.cuda:set_per_process_memory_fraction")
+"""To know the share of the GPU that a script chooses."""
+BACKWARD: Final = TorchName("torch.autograd:backward")
+"""To know when a backward pass begins."""
+GRADIENTS: Final = TorchName("torch.autograd:grad")
+"""To know when a script computes gradients itself."""
+ALL_TRUE: Final = TorchName("torch:_is_all_true")
+"""To let distributions accept arguments that have no values."""
+OPTIMIZER: Final = TorchName("torch.optim:Optimizer.__init__")
+"""To know whether a script has an optimizer."""
 
 
-_FOR_THREADS: Final = "give threads the modes of a trace"
-_DISPATCH_MODES: Final = TorchName(
-    "torch.utils._python_dispatch:_get_current_dispatch_mode_stack", _FOR_THREADS
-)
+_DISPATCH_MODES: Final = TorchName("torch.utils._python_dispatch:_get_current_dispatch_mode_stack")
 _ENTER_MODE: Final = {
     kind: (
-        TorchName(f"{module}:_push_mode", _FOR_THREADS),
-        TorchName(f"{module}:_pop_mode", _FOR_THREADS),
+        TorchName(f"{module}:_push_mode"),
+        TorchName(f"{module}:_pop_mode"),
     )
     for kind, module in (
         ("function", "torch.overrides"),
@@ -165,30 +155,23 @@ def without_modes() -> Iterator[None]:
         yield
 
 
-THREAD_START: Final = TorchName("threading:Thread.start", _FOR_THREADS)
-PROCESS_START: Final = TorchName(
-    "multiprocessing.process:BaseProcess.start", "let processes inherit the simulated GPU"
-)
-FORK: Final = TorchName(
-    "multiprocessing.context:ForkProcess._Popen", "let processes inherit the simulated GPU"
-)
-SAFETENSORS_SAVE: Final = TorchName(
-    "safetensors.torch:save_file", "write files with zeros for weights without values"
-)
+THREAD_START: Final = TorchName("threading:Thread.start")
+PROCESS_START: Final = TorchName("multiprocessing.process:BaseProcess.start")
+"""To let processes inherit the simulated GPU."""
+FORK: Final = TorchName("multiprocessing.context:ForkProcess._Popen")
+"""To let processes inherit the simulated GPU."""
+SAFETENSORS_SAVE: Final = TorchName("safetensors.torch:save_file")
 """Of another library, which may not be installed."""
-DATA_PTR: Final = TorchName(
-    "torch:UntypedStorage.data_ptr", "let scripts tell which tensors share memory"
-)
+DATA_PTR: Final = TorchName("torch:UntypedStorage.data_ptr")
+"""To let scripts tell which tensors share memory."""
 
 
-OPEN_FILE: Final = tuple(
-    TorchName(f"{module}:open", "know which files a script writes") for module in ("builtins", "io")
-)
-MOVE_FILE: Final = tuple(
-    TorchName(f"os:{name}", "follow the files that a script writes")
-    for name in ("rename", "replace")
-)
-COPY_FILE: Final = TorchName("shutil:copyfile", "follow the files that a script writes")
+OPEN_FILE: Final = tuple(TorchName(f"{module}:open") for module in ("builtins", "io"))
+"""To know which files a script writes."""
+MOVE_FILE: Final = tuple(TorchName(f"os:{name}") for name in ("rename", "replace"))
+"""To follow the files that a script writes."""
+COPY_FILE: Final = TorchName("shutil:copyfile")
+"""To follow the files that a script writes."""
 
 
 def device_constructors() -> frozenset[Any]:

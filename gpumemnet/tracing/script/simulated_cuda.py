@@ -148,7 +148,6 @@ class Streams:
 
 
 GPU: Final = torch.device("cuda", 0)
-_PURPOSE: Final = "answer for the simulated GPU"
 _WITHOUT_EFFECT: Final = (
     *("synchronize", "set_device", "init", "manual_seed", "manual_seed_all", "ipc_collect"),
     *("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"),
@@ -305,7 +304,7 @@ def cuda_functions(
         "cuda"
     )
     return [
-        *((TorchName(path, _PURPOSE), function) for path, function in named.items()),
+        *((TorchName(path), function) for path, function in named.items()),
         (names.RAW_STREAM, lambda device: 0),
     ]
 
@@ -334,7 +333,7 @@ def cuda_tensor_types() -> list[tuple[TorchName, object]]:
     """Return ``torch.cuda.FloatTensor`` and the like with what takes their place."""
     return [
         (
-            TorchName(f"torch.cuda:{name}", "allocate on the simulated GPU"),
+            TorchName(f"torch.cuda:{name}"),
             _CudaTensorType(name, (), {"dtype": dtype, "__module__": "torch.cuda"}),
         )
         for name, dtype in names.TENSOR_TYPES.items()

@@ -48,10 +48,14 @@ _SAMPLED: Final = 32
 _READ: Final = 4096
 _SECONDS: Final = 3.0
 """Time to read samples of one data set."""
-_ITERATE: Final = TorchName("torch.utils.data:DataLoader.__iter__", "come to the end of an epoch")
-_MAKE_LOADER: Final = TorchName("torch.utils.data:DataLoader.__init__", "change its batch size")
-_PARSE: Final = TorchName("argparse:ArgumentParser.parse_known_args", "change a default")
-_DECODE: Final = TorchName("json:JSONDecoder.decode", "change the batch size of a JSON file")
+_ITERATE: Final = TorchName("torch.utils.data:DataLoader.__iter__")
+"""To come to the end of an epoch."""
+_MAKE_LOADER: Final = TorchName("torch.utils.data:DataLoader.__init__")
+"""To change its batch size."""
+_PARSE: Final = TorchName("argparse:ArgumentParser.parse_known_args")
+"""To change a default."""
+_DECODE: Final = TorchName("json:JSONDecoder.decode")
+"""To change the batch size of a JSON file."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
