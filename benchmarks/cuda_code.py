@@ -38,7 +38,7 @@ from gpumemnet.errors import GpumemnetError  # noqa: E402
 from gpumemnet.extract.module_calls import ModelInputs  # noqa: E402
 from gpumemnet.gpu import device_profile  # noqa: E402
 from gpumemnet.job.measurement import Measurement  # noqa: E402
-from gpumemnet.sandbox.workers import in_processes  # noqa: E402
+from gpumemnet.sandbox.process import in_processes  # noqa: E402
 from gpumemnet.tracing.api import TraceOptions  # noqa: E402
 from gpumemnet.tracing.operators import library_workspaces  # noqa: E402
 from gpumemnet.tracing.operators.rules import Platform, Scratch, with_cudnn  # noqa: E402

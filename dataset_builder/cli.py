@@ -161,8 +161,8 @@ def merge(
     for conflict in merged.conflicts:
         print(conflict, file=sys.stderr)
     sentence = (
-        f"{merged.written:,} of {merged.read:,} rows written to {out}: {merged.exact:,} were there already, {merged.repeats:,} "
-        f"repeated a job, {len(merged.conflicts):,} contradicted another"
+        f"{merged.written:,} of {merged.read:,} rows written to {out}: {merged.repeats:,} repeated a job, "
+        f"{len(merged.conflicts):,} contradicted another"
     )
     conflicts = [str(conflict) for conflict in merged.conflicts]
     print_result(asdict(merged) | {"conflicts": conflicts}, sentence, as_json=as_json)

@@ -7,7 +7,7 @@ informative row is kept. Contradicting rows are an error unless the caller state
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -53,14 +53,12 @@ class Merged:
 
     Attributes:
         read, written: rows of the sources, and of the result.
-        exact: rows left out because they were there already, in every field.
-        repeats: rows left out because the same job was measured again and they add nothing.
+        repeats: rows left out because the same job was there already and they add nothing.
         conflicts: contradictions, of which the first row was kept.
     """
 
     read: int
     written: int
-    exact: int
     repeats: int
     conflicts: tuple[Conflict, ...]
 
@@ -116,29 +114,17 @@ def merge_datasets(sources: Sequence[Path], out: Path, keep_first: bool = False)
         groups.setdefault(identity(row.measurement), []).append(row)
     kept: set[int] = set()
     conflicts: list[Conflict] = []
-    exact = 0
     for group in groups.values():
-        distinct = _distinct(group)
-        exact += len(group) - len(distinct)
-        best = min(distinct, key=_rank)
-        contradicting = [row for row in distinct if _contradicts(best.measurement, row.measurement)]
+        best = min(group, key=_rank)
+        contradicting = [row for row in group if _contradicts(best.measurement, row.measurement)]
         conflicts += [Conflict(best, row) for row in contradicting]
-        first = next(row for row in distinct if row is best or row in contradicting)
+        first = next(row for row in group if row is best or row in contradicting)
         kept.add(id(first))
     if conflicts and not keep_first:
         raise ConflictError(conflicts)
     written = write_dataset(out, (row.measurement for row in rows if id(row) in kept))
-    repeats = len(rows) - exact - written - len(conflicts)
-    return Merged(len(rows), written, exact, repeats, tuple(conflicts))
-
-
-def _distinct(group: Iterable[Row]) -> list[Row]:
-    """The rows, without those that equal an earlier one."""
-    distinct: list[Row] = []
-    for row in group:
-        if all(row.measurement != other.measurement for other in distinct):
-            distinct.append(row)
-    return distinct
+    repeats = len(rows) - written - len(conflicts)
+    return Merged(len(rows), written, repeats, tuple(conflicts))
 
 
 def _rank(row: Row) -> tuple[int, int]:

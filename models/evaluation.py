@@ -23,12 +23,11 @@ from numpy.typing import NDArray
 from sklearn.ensemble import HistGradientBoostingRegressor
 
 from gpumemnet.job.training_job import FAMILIES
-from gpumemnet.predict.conformal import conformal_quantiles
+from gpumemnet.predict.conformal import COVERAGES, conformal_quantiles
 from gpumemnet.predict.distribution import PUBLISHED_BINS
 from gpumemnet.predict.predictor import SLACK_BYTES
 
 from .networks.mlp import Inputs
-from .training.bounds import COVERAGES
 from .training.classifier import (
     TrainingPlan,
     batch_of,
@@ -121,7 +120,7 @@ def evaluate(
         progress: called with the current step and the share that is finished.
 
     Raises:
-        ValueError: when there are too few architectures to split.
+        DatasetError: when there are too few architectures to split.
     """
     plans = [plan_of(encoder, seed, epochs) for encoder in encoders]
     splits = [("family", pair) for pair in folds(data.groups, FOLDS, seed)]

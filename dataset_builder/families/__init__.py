@@ -98,7 +98,7 @@ class Architecture:
         values = ((field.name, getattr(self, field.name)) for field in fields(self))  # type: ignore[arg-type]
         return {name: [*value] if isinstance(value, tuple) else value for name, value in values}
 
-    def check(self, features: Mapping[str, Feature], **allowed: tuple[object, ...]) -> None:
+    def check(self, features: Mapping[str, Feature], **allowed: Sequence[object]) -> None:
         """Raise ``DatasetError`` for a text or a switch that is none of its choices, a whole number
         below 1, or a probability outside of [0, 1).
 

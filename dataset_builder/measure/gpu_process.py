@@ -23,7 +23,7 @@ from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import MeasurementError
 from gpumemnet.gpu import PROFILE_FORMAT, PROFILE_VERSION
 from gpumemnet.job.measurement import Phase
-from gpumemnet.sandbox.workers import end_with_parent
+from gpumemnet.sandbox.process import end_with_parent
 from gpumemnet.units import GIB, MIB
 
 from .nvml import Meter

@@ -22,7 +22,7 @@ from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import DatasetError, InvalidJobError
 from gpumemnet.job.measurement import Measurement, measurement_from_dict, measurement_to_dict
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.sandbox.workers import in_processes
+from gpumemnet.sandbox.process import in_processes
 
 from ..planned_job import PlannedJob, parse_planned, training_job
 

@@ -8,15 +8,16 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
+from unittest.mock import patch
 
 from rich.console import Console
 from rich.progress import Progress
@@ -34,7 +35,7 @@ from gpumemnet.batch.part_predictions import BatchOptions, PartPredictor
 from gpumemnet.batch.parts import Part, divide
 from gpumemnet.errors import DatasetError, InvalidRequestError
 from gpumemnet.job.job_files import find_files, format_of, import_pyarrow
-from gpumemnet.sandbox.workers import end_with_parent
+from gpumemnet.sandbox.process import end_with_parent
 
 ENGINES: Final = ("local", "ray")
 _FEW_ROWS: Final = 20_000
@@ -164,7 +165,7 @@ def _predict_in_processes(
     if len(runs) < _RUNS_PER_WORKER * count:
         runs = [[part] for part in parts]
     with (
-        _environment(_WORKER_ENVIRONMENT),
+        patch.dict(os.environ, _WORKER_ENVIRONMENT),
         ProcessPoolExecutor(
             count, get_context("spawn"), initializer=_start_worker, initargs=(kept, options)
         ) as pool,
@@ -205,15 +206,3 @@ def _predict_run(parts: Sequence[Part]) -> list[Tally]:
     assert _worker is not None
     kept, predictor = _worker
     return [kept.keep(part, predictor.predict(part)) for part in parts]
-
-
-@contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Sets environment variables for the processes that start within the ``with`` statement."""
-    before = dict(os.environ)
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from gpumemnet.atomic_files import shipped_json
 from gpumemnet.errors import FieldError, GpumemnetError, MissingExtraError
 
 USER_ERROR: Final = 2
@@ -42,54 +43,7 @@ class Entry:
     panel: str
 
 
-_PANELS: Final = {
-    "Ask how much memory a job takes": {
-        "fit": (
-            "gpumemnet.cli.fit:fit",
-            "Tell whether fine-tuning a model fits a GPU, by the model's name.",
-        ),
-        "predict": ("gpumemnet.cli.predict:predict", "Predict how much GPU memory jobs take."),
-        "trace": (
-            "gpumemnet.cli.trace:trace",
-            "Trace one training step of a model, and show what its GPU memory holds.",
-        ),
-        "plan": (
-            "gpumemnet.cli.plan:plan",
-            "Plan what a training step recomputes and swaps, so that it fits a GPU.",
-        ),
-        "extract": ("gpumemnet.cli.extract:extract", "Turn a model into a job, without a GPU."),
-        "serve": ("service.cli:serve", "Serve predictions over HTTP until interrupted."),
-        "models": (
-            "gpumemnet.cli.predict:models",
-            "List the shipped bundles, and check their checksums.",
-        ),
-    },
-    "Measure jobs and train models": {
-        "build": ("dataset_builder.cli:app", "Measure jobs on GPUs, and build datasets of them."),
-        "train": (
-            "models.cli:train",
-            "Train the models on datasets of all families, GPUs and label sources, and write their bundles.",
-        ),
-        "evaluate": (
-            "models.cli:evaluate",
-            "Evaluate both encoders, the line alone and boosted trees on held-out families.",
-        ),
-        "retrain": (
-            "models.cli:retrain",
-            "Train on new data, and promote what is better than the champion.",
-        ),
-    },
-    "Run it at a site": {
-        "releases": (
-            "gpumemnet.cli.releases:app",
-            "Keep releases of bundles, and choose the one that predicts.",
-        ),
-        "keys": ("service.cli:keys", "Make API keys for the service."),
-        "observations": ("service.cli:observations", "Collect what finished jobs used."),
-        "calibrate": ("gpumemnet.cli.site:calibrate", "Calibrate bundles to a site's own jobs."),
-        "drift": ("gpumemnet.cli.site:drift", "Test whether recent jobs call for retraining."),
-    },
-}
+_PANELS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = shipped_json("cli/commands.json")
 """Heading under which ``gpumemnet --help`` lists commands → their names, targets and summaries."""
 ENTRIES: Final = {
     name: Entry(name, *described, panel)

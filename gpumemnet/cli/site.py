@@ -34,7 +34,7 @@ from gpumemnet.site.releases import Registry
 from gpumemnet.units import MIB
 
 if TYPE_CHECKING:
-    from gpumemnet.site.calibration import Calibration, Figures, Fit
+    from gpumemnet.site.calibration import Calibration, Figures, ModelCalibration
     from gpumemnet.site.drift import DriftReport, Finding
 
 DRIFT_EXIT_CODE: Final = 10
@@ -168,18 +168,18 @@ def _show_calibration(made: Calibration, console: Console) -> None:
     print_facts(console, f"Calibration to {made.gpu}", facts)
     notes: dict[str, None] = {}
     for model in made.models:
-        name, fit = model.bundle.card.name, model.fit
-        if not fit.is_own:
+        name = model.bundle.card.name
+        if not model.is_own:
             notes[f"{name}: calibrated by the context alone, for want of jobs of its own."] = None
         if model.before is None or model.after is None:
             continue
-        jobs = f"{fit.fit_jobs} + {fit.calibration_jobs} jobs"
-        title = f"{name}: {fit.site.shift_bytes / MIB:+,.0f} MiB, from {jobs if fit.is_own else 'the context alone'}"
+        jobs = f"{model.fit_jobs} + {model.calibration_jobs} jobs"
+        title = f"{name}: {model.site.shift_bytes / MIB:+,.0f} MiB, from {jobs if model.is_own else 'the context alone'}"
         columns = ("jobs", "before", "after")
         texts = _figure_texts(model.before), _figure_texts(model.after)
-        rows = zip(_figure_names(model.before, fit), *texts, strict=True)
+        rows = zip(_figure_names(model.before, model), *texts, strict=True)
         print_table(console, title, columns, list(rows))
-        if fit.is_own and None in fit.site.multiples:
+        if model.is_own and None in model.site.multiples:
             needed = ", ".join(
                 f"{rows_needed(share)} for {share:.0%}" for share in _SHOWN_COVERAGES
             )
@@ -192,11 +192,11 @@ def _show_calibration(made: Calibration, console: Console) -> None:
         typer.echo(note)
 
 
-def _figure_names(figures: Figures, fit: Fit) -> list[str]:
+def _figure_names(figures: Figures, model: ModelCalibration) -> list[str]:
     names = ["judged", "median error", "took more than expected"]
-    for one, multiple in zip(figures.coverages, fit.site.multiples, strict=True):
+    for one, multiple in zip(figures.coverages, model.site.multiples, strict=True):
         if one.coverage in _SHOWN_COVERAGES:
-            carried = "" if multiple is not None else " *" if fit.is_own else " (shipped)"
+            carried = "" if multiple is not None else " *" if model.is_own else " (shipped)"
             names.append(f"within the {one.coverage:.0%} bound{carried}")
     return names
 

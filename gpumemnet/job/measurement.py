@@ -302,12 +302,15 @@ def measurement_of(job: TrainingJob, values: Mapping[str, Any]) -> Measurement:
     return Measurement(job=job, **{**values, "phases": phases, **maps})
 
 
+SOFTWARE: Final = ("gpu", "driver", "cuda", "cudnn", "torch", "allocator_settings", "protocol")
+"""Fields that are equal for runs on the same GPU model and software."""
+IDENTITY: Final = ("architecture", "options", *SOFTWARE)
+"""Fields that are equal, as their jobs are, for runs of the same network, job and options there."""
+
+
 def identity(measurement: Measurement) -> tuple[object, ...]:
-    """Equal for measurements of the same network, job and options on the same GPU model and
-    software."""
-    m = measurement
-    software = (m.driver, m.cuda, m.cudnn, m.torch, m.allocator_settings, m.protocol)
-    return (m.job, m.architecture, m.options, m.gpu, *software)
+    """The job and :data:`IDENTITY` of a measurement."""
+    return (measurement.job, *(getattr(measurement, name) for name in IDENTITY))
 
 
 assert not set(JOB_FIELDS) & set(MEASUREMENT_FIELDS)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final
 
+from gpumemnet.atomic_files import shipped_json
+
 LEARNING_RATE: Final = 1e-3
 """Of every optimizer that is made by its name; it moves no memory."""
 
@@ -46,45 +48,16 @@ class OptimizerRule:
 
 
 OPTIMIZER_RULES: Final[dict[str, OptimizerRule]] = {
-    "sgd": OptimizerRule(
-        torch_class="SGD", state_copies=0, foreach_copies=0, loop_copies=0, has_fused=True
-    ),
-    "sgd_momentum": OptimizerRule(
-        torch_class="SGD",
-        state_copies=1,
-        foreach_copies=0,
-        loop_copies=0,
-        has_fused=True,
-        settings={"momentum": 0.9},
-    ),
-    # Foreach: the square root of the second moment.  Loop: the same, its bias-corrected copy, and
-    # that of the parameter before.
-    "adam": OptimizerRule(
-        torch_class="Adam", state_copies=2, foreach_copies=1, loop_copies=3, has_fused=True
-    ),
-    "adamw": OptimizerRule(
-        torch_class="AdamW", state_copies=2, foreach_copies=1, loop_copies=3, has_fused=True
-    ),
-    "rmsprop": OptimizerRule(
-        torch_class="RMSprop", state_copies=1, foreach_copies=1, loop_copies=2
-    ),
-    # Square root and numerator.
-    "adagrad": OptimizerRule(
-        torch_class="Adagrad", state_copies=1, foreach_copies=2, loop_copies=2
-    ),
-    # The state of a wide matrix is next to nothing.  Loop: the estimated variance, and squares for
-    # its mean.
-    "adafactor": OptimizerRule(
-        torch_class="Adafactor",
-        state_copies=0,
-        foreach_copies=1,
-        loop_copies=2,
-        is_foreach_by_default=False,
-        is_factored=True,
-    ),
+    name: OptimizerRule(**rule) for name, rule in shipped_json("physics/optimizers.json").items()
 }
 """Name of the optimizer → its rule, in the order of
-:data:`gpumemnet.job.training_job.OPTIMIZERS`."""
+:data:`gpumemnet.job.training_job.OPTIMIZERS`.
+
+The foreach step of Adam holds the square root of the second moment; its loop the same, its
+bias-corrected copy, and that of the parameter before.  That of Adagrad holds square root and
+numerator.  Adafactor's state of a wide matrix is next to nothing; its loop holds the estimated
+variance, and squares for its mean.
+"""
 
 IMPLEMENTATION_SWITCHES: Final[dict[str, dict[str, bool]]] = {
     "default": {},

@@ -8,7 +8,7 @@ more memory, the largest batch never shrinks.  With a larger batch, the memory d
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +20,7 @@ from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import MAX_BATCH_SIZE, TrainingJob
 from gpumemnet.predict.gpu_fit import Memory, Target, memories_of
-from gpumemnet.predict.prediction import PredictionOptions
+from gpumemnet.predict.prediction import PredictionOptions, PredictionTable
 
 if TYPE_CHECKING:
     from gpumemnet.predict.predictor import Predictor
@@ -32,8 +32,6 @@ number."""
 _LAYER_ROWS: Final = 50_000
 """Most layers that the grid up to the default may hold in all; jobs of many layers get fewer steps,
 which bounds the work."""
-
-_NOTHING: Final = Memory(0, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +47,9 @@ class BatchPoint:
     batch_size: int
     request_mib: int
     limit_mib: int | None
+
+
+_NOTHING: Final = BatchPoint(batch_size=0, request_mib=0, limit_mib=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,23 +106,33 @@ def batch_sizes(
             "max_batch",
         )
     asked = PredictionOptions(gpu=target.gpu, **options)
-    memory_of = _MemoryOfBatches(predictor, job, asked)
+    table = JobTable.from_jobs((replace(job, traced_peak_bytes=None),))
+
+    def predicted(batches: Sequence[int]) -> PredictionTable:
+        jobs = table.take(np.zeros(len(batches), dtype=np.int64))
+        numbers = np.array(batches, np.float64)
+        return predictor.predict_table(jobs.with_numbers("batch_size", numbers), asked)
+
+    def points(batches: Sequence[int], start: BatchPoint = _NOTHING) -> list[BatchPoint]:
+        return _running_maximum(batches, memories_of(predicted(batches)), start)
+
     grid = batch_grid(max_batch, _steps(job))
-    curve = _running_maximum(grid, memory_of(grid))
-    reasons = memory_of.fewest_reasons
-    safe = _Bracket(curve, "limit_mib", target.available_mib, max_batch)
-    likely = _Bracket(curve, "request_mib", target.available_mib, max_batch)
-    while batches := sorted({*safe.open_batches(), *likely.open_batches()}):
-        known = dict(zip(batches, memory_of(batches), strict=True))
-        safe.narrow(known)
-        likely.narrow(known)
+    predictions = predicted(grid)
+    curve = _running_maximum(grid, memories_of(predictions), _NOTHING)
+    safe, likely = (
+        _largest(curve, field, target.available_mib, points)
+        for field in ("limit_mib", "request_mib")
+    )
+    reasons: tuple[str, ...] = ()
+    if all(point.limit_mib is None for point in curve):
+        reasons = min(map(predictions.reasons, range(len(grid))), key=len)
     return BatchSizes(
         **asdict(target),
         coverage=asked.coverage,
         max_batch=max_batch,
-        safe_batch=safe.largest,
-        likely_batch=likely.largest,
-        reasons=reasons if all(point.limit_mib is None for point in curve) else (),
+        safe_batch=safe,
+        likely_batch=likely,
+        reasons=reasons,
         curve=tuple(curve),
     )
 
@@ -156,27 +167,8 @@ def _steps(job: TrainingJob) -> int:
     return steps
 
 
-class _MemoryOfBatches:
-    """The memory of one job on one GPU at any batch size; many batch sizes are predicted as one
-    table."""
-
-    def __init__(self, predictor: Predictor, job: TrainingJob, options: PredictionOptions) -> None:
-        self._predictor = predictor
-        self._table = JobTable.from_jobs((replace(job, traced_peak_bytes=None),))
-        self._options = options
-        self.fewest_reasons: tuple[str, ...] = ()
-
-    def __call__(self, batches: Sequence[int]) -> list[Memory]:
-        jobs = self._table.take(np.zeros(len(batches), dtype=np.int64)).with_numbers(
-            "batch_size", np.array(batches, np.float64)
-        )
-        predictions = self._predictor.predict_table(jobs, self._options)
-        self.fewest_reasons = min(map(predictions.reasons, range(len(jobs))), key=len)
-        return memories_of(predictions)
-
-
 def _running_maximum(
-    grid: Sequence[int], memories: Sequence[Memory], start: Memory = _NOTHING
+    grid: Sequence[int], memories: Sequence[Memory], start: BatchPoint
 ) -> list[BatchPoint]:
     """Running maximum of request and limit; a limit is at least the request, and stays missing
     where there was none."""
@@ -196,58 +188,29 @@ def _running_maximum(
     return points
 
 
-class _Bracket:
-    """Searches for the largest batch that fits, between two neighbours on the grid.
+def _largest(
+    points: Sequence[BatchPoint],
+    field: str,
+    available_mib: int,
+    between: Callable[[Sequence[int], BatchPoint], list[BatchPoint]],
+) -> int | None:
+    """The largest batch whose ``field`` fits; ``None`` if none does.
 
-    The batch sizes that it tries depend on the bracket alone, not on the available memory.  More
-    memory therefore leads to the same bracket or to a later one, and never to a smaller batch.
+    The batch sizes that are tried between two neighbours depend on these alone, not on the available
+    memory.  More memory therefore leads to the same two or to later ones, and never to a smaller
+    batch.
     """
 
-    def __init__(
-        self, curve: Sequence[BatchPoint], field: str, available_mib: int, max_batch: int
-    ) -> None:
-        self._field = field
-        self._available_mib = available_mib
-        self.largest: int | None = None
-        self._below = _NOTHING
-        self._end = max_batch
-        self._take(curve, max_batch)
+    def fits(point: BatchPoint) -> bool:
+        amount = getattr(point, field)
+        return amount is not None and amount <= available_mib
 
-    def open_batches(self) -> list[int]:
-        """The batch sizes to try next; empty when the search is finished."""
-        if self.largest is None or self._end - self.largest <= 1:
-            return []
-        width = self._end - self.largest
-        return sorted(
-            {self.largest + width * step // _FINE_STEPS for step in range(1, _FINE_STEPS)}
-            - {self.largest}
-        )
-
-    def narrow(self, known: dict[int, Memory]) -> None:
-        """Narrows the bracket with the memory at the batch sizes that were tried."""
-        batches = self.open_batches()
-        if batches:
-            self._take(
-                _running_maximum(batches, [known[batch] for batch in batches], self._below),
-                self._end,
-            )
-
-    def _take(self, points: Sequence[BatchPoint], end: int) -> None:
-        fitting = [
-            index
-            for index, point in enumerate(points)
-            if (amount := getattr(point, self._field)) is not None and amount <= self._available_mib
-        ]
-        if fitting:
-            last = points[fitting[-1]]
-            self.largest = last.batch_size
-            limits = [
-                point.limit_mib
-                for point in points[: fitting[-1] + 1]
-                if point.limit_mib is not None
-            ]
-            self._below = Memory(last.request_mib, max(limits, default=self._below.limit_mib or 0))
-            after = fitting[-1] + 1
-        else:
-            after = 0
-        self._end = points[after].batch_size if after < len(points) else end
+    while fitting := [index for index, point in enumerate(points) if fits(point)]:
+        last, *after = points[fitting[-1] :]
+        width = after[0].batch_size - last.batch_size if after else 0
+        if width <= 1:
+            return last.batch_size
+        steps = {width * step // _FINE_STEPS for step in range(1, _FINE_STEPS)} - {0}
+        batches = [last.batch_size + step for step in sorted(steps)]
+        points = [last, *between(batches, last), after[0]]
+    return None

@@ -14,6 +14,7 @@ import importlib.util
 import json
 import logging
 import math
+import multiprocessing
 import os
 import re
 import signal
@@ -22,13 +23,18 @@ import subprocess
 import sys
 import tempfile
 import termios
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
+from dataclasses import is_dataclass
 from importlib import import_module
+from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
 from time import monotonic
-from types import FrameType
-from typing import IO, Any, Final, NoReturn
+from types import FrameType, UnionType
+from typing import IO, Any, Final, NoReturn, get_args, get_origin, get_type_hints
 
 import gpumemnet
 from gpumemnet.errors import (
@@ -149,6 +155,23 @@ def ask(
     if "error" in answer:
         raise ExtractError(f"{source}: {answer['error']}")
     return answer["answer"]
+
+
+def from_json(kind: Any, value: Any) -> Any:
+    """The value of a type that :func:`dataclasses.asdict` has turned into JSON; members that are no
+    fields are left out."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if is_dataclass(kind):
+        kinds = get_type_hints(kind)
+        return kind(
+            **{name: from_json(kinds[name], value[name]) for name in kinds if name in value}
+        )
+    if origin is tuple:
+        each = repeat(arguments[0]) if arguments[-1] is Ellipsis else arguments
+        return tuple(map(from_json, each, value))
+    if origin is UnionType and value is not None:
+        return from_json(arguments[0], value)
+    return value
 
 
 def _run(
@@ -356,3 +379,46 @@ def set_alarm(deadline_seconds: float) -> None:
 
     signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, deadline_seconds, _REPEAT_SECONDS)
+
+
+# Worker processes for torch work of our own: one core and one thread each.
+
+_CHUNK: Final = 4
+"""Tasks per message to a worker: few enough that all workers end together, many enough that
+messages cost nothing."""
+
+
+def in_processes(
+    function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]], workers: int | None
+) -> Iterator[Any]:
+    """Call ``function`` with the arguments of each task in a pool of new processes, one for each
+    core by default, and yield the results in order."""
+    if tasks:
+        processes, context = workers or os.cpu_count() or 1, get_context("spawn")
+        with ProcessPoolExecutor(processes, context, _start_worker) as pool:
+            yield from pool.map(function, *zip(*tasks, strict=True), chunksize=_CHUNK)
+
+
+def _start_worker() -> None:
+    import torch
+
+    torch.set_num_threads(1)  # more threads would only wait for those of the other processes
+    end_with_parent()
+
+
+def end_with_parent() -> None:
+    """End this worker process when its parent dies, by whatever signal; for the initializer of a
+    process pool.
+
+    A worker waits for its next task on a pipe that the other workers hold open too.  If the parent
+    were killed, all of them would wait forever and keep their memory.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)  # a thread cannot end the process otherwise, and no parent is left to report to
+
+    threading.Thread(target=wait, name="end-with-parent", daemon=True).start()

@@ -88,44 +88,33 @@ class Figures:
     coverages: tuple[CoverageFigures, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """A calibration with the jobs that it is from.
-
-    Attributes:
-        site: the calibration.
-        shift: the shift, in bytes, with its interval.
-        fit_jobs, calibration_jobs: different jobs for the shift; for the bounds.  None where the
-            model has too few of its own: it has the context alone.
-    """
-
-    site: SiteCalibration
-    shift: Centre
-    fit_jobs: int = 0
-    calibration_jobs: int = 0
-
-    @property
-    def is_own(self) -> bool:
-        """Whether shift and bounds are from jobs that this model answers for."""
-        return self.fit_jobs > 0
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCalibration:
     """One model, calibrated.
 
     Attributes:
         bundle: the bundle that it is of, as it was.
-        fit: its calibration.
+        site: its calibration.
+        shift: the shift, in bytes, with its interval.
         jobs: different jobs that it answers for.
+        fit_jobs, calibration_jobs: those for the shift, and those for the bounds; 0 where it has too
+            few of its own, and so the context alone.
         before, after: cross-validated; ``None`` where it answers for no job of the site.
     """
 
     bundle: Bundle
-    fit: Fit
-    jobs: int
-    before: Figures | None
-    after: Figures | None
+    site: SiteCalibration
+    shift: Centre
+    jobs: int = 0
+    fit_jobs: int = 0
+    calibration_jobs: int = 0
+    before: Figures | None = None
+    after: Figures | None = None
+
+    @property
+    def is_own(self) -> bool:
+        """Whether shift and bounds are from jobs that this model answers for."""
+        return self.fit_jobs > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,23 +375,25 @@ def _calibrated(
 ) -> ModelCalibration:
     """The calibration of one model, judged by jobs of architectures that it has not seen; only the
     context, one number, is that of all jobs."""
-    fit, before, after = _context_fit(model, device.name, context), None, None
-    if part is not None:
-        is_own = len(part.rows) >= MIN_JOBS
-        fit = (is_own and _fit(part, device.name, np.ones(len(part.rows), bool))) or fit
-        expected, bounds = np.empty_like(part.expected), np.empty_like(part.bounds)
-        for fold in set(part.fold.tolist()):
-            mine = part.fold == fold
-            one = (is_own and _fit(part, device.name, ~mine)) or fit
-            expected[mine] = part.expected[mine] + one.site.shift_bytes
-            bounds[mine] = one.site.bounds(part.expected[mine], part.bounds[mine])
-            bounds[mine] += one.site.shift_bound_bytes
-        before = _figures(part, part.answered, part.answered_bounds)
-        after = _figures(part, expected, bounds)
-        if fit.is_own:
-            _check_plausible(part, fit)
-    jobs = 0 if part is None else len(part.rows)
-    return ModelCalibration(model.bundle, fit, jobs, before, after)
+    by_context = _by_context(model, device.name, context)
+    if part is None:
+        return by_context
+    is_own = len(part.rows) >= MIN_JOBS
+    made = (is_own and _fit(part, device.name, np.ones(len(part.rows), bool))) or by_context
+    expected, bounds = np.empty_like(part.expected), np.empty_like(part.bounds)
+    for fold in set(part.fold.tolist()):
+        mine = part.fold == fold
+        site = ((is_own and _fit(part, device.name, ~mine)) or made).site
+        expected[mine] = part.expected[mine] + site.shift_bytes
+        bounds[mine] = site.bounds(part.expected[mine], part.bounds[mine]) + site.shift_bound_bytes
+    if made.is_own:
+        _check_plausible(part, made)
+    return replace(
+        made,
+        jobs=len(part.rows),
+        before=_figures(part, part.answered, part.answered_bounds),
+        after=_figures(part, expected, bounds),
+    )
 
 
 def _residual_context(parts: _Parts) -> Centre:
@@ -418,7 +409,7 @@ def _residual_context(parts: _Parts) -> Centre:
     return weighted_centre(amounts[is_known], weights[is_known])
 
 
-def _fit(part: _Part, gpu: str, is_used: Flags) -> Fit | None:
+def _fit(part: _Part, gpu: str, is_used: Flags) -> ModelCalibration | None:
     """The calibration by the used jobs; ``None`` where those for the shift ran out of memory."""
     coverages, unit, label = part.model.card.coverages, part.unit, part.rows.label_bytes
     rows = np.flatnonzero(is_used)
@@ -443,12 +434,18 @@ def _fit(part: _Part, gpu: str, is_used: Flags) -> Fit | None:
         largest=float(finite.max()) if len(finite) else None,
         unit_levels=unit_levels(coverages),
     )
-    return Fit(site, shift, len(first), len(others))
+    return ModelCalibration(
+        bundle=part.model.bundle,
+        site=site,
+        shift=shift,
+        fit_jobs=len(first),
+        calibration_jobs=len(others),
+    )
 
 
-def _context_fit(model: BundleModel, gpu: str, context: Centre) -> Fit:
+def _by_context(model: BundleModel, gpu: str, shift: Centre) -> ModelCalibration:
     """The calibration by the context alone."""
-    coverages, shift = model.card.coverages, context
+    coverages = model.card.coverages
     site = SiteCalibration(
         gpu=gpu,
         shift_bytes=round(shift.value),
@@ -457,24 +454,24 @@ def _context_fit(model: BundleModel, gpu: str, context: Centre) -> Fit:
         largest=None,
         unit_levels=unit_levels(coverages),
     )
-    return Fit(site, shift)
+    return ModelCalibration(bundle=model.bundle, site=site, shift=shift)
 
 
-def _check_plausible(part: _Part, fit: Fit) -> None:
+def _check_plausible(part: _Part, made: ModelCalibration) -> None:
     """Refuses a calibration that a difference between sites does not explain.
 
     Raises:
         DatasetError: names the bound and the rows that took most beyond theirs.
     """
     card = part.model.card
-    _check_context(fit.shift.value, card.name)
-    expected = (part.expected + fit.site.shift_bytes)[:, None]
-    bounds = fit.site.bounds(part.expected, part.bounds) + fit.site.shift_bound_bytes
+    _check_context(made.shift.value, card.name)
+    expected = (part.expected + made.site.shift_bytes)[:, None]
+    bounds = made.site.bounds(part.expected, part.bounds) + made.site.shift_bound_bytes
     widening = np.median(
         (bounds / expected) / (part.answered_bounds / part.answered[:, None]), axis=0
     )
     for level in np.flatnonzero(widening > MAX_WIDENING).tolist():
-        before = part.bounds[:, level] + fit.site.shift_bytes
+        before = part.bounds[:, level] + made.site.shift_bytes
         excess = np.nan_to_num(part.rows.label_bytes / before)
         worst = np.argsort(-excess, kind="stable")[: max(1, int((excess > 1.0).sum()))]
         named = listed(part.rows.location[worst].tolist(), MOST_NAMED)

@@ -63,17 +63,17 @@ def calibration_document(calibration: Calibration) -> dict[str, Any]:
 
 
 def _site_document(calibration: Calibration, model: ModelCalibration) -> dict[str, Any]:
-    card, fit = model.bundle.card, model.fit
+    card = model.bundle.card
     judged = {"before": model.before, "after": model.after}
     return {
-        **asdict(fit.site),
+        **asdict(model.site),
         "coverages": list(card.coverages),
-        "is_own": fit.is_own,
-        "shift_interval_bytes": [math.floor(fit.shift.low), math.ceil(fit.shift.high)],
-        "shift_confidence": round(fit.shift.confidence, 4),
+        "is_own": model.is_own,
+        "shift_interval_bytes": [math.floor(model.shift.low), math.ceil(model.shift.high)],
+        "shift_confidence": round(model.shift.confidence, 4),
         "jobs": model.jobs,
-        "fit_jobs": fit.fit_jobs,
-        "calibration_jobs": fit.calibration_jobs,
+        "fit_jobs": model.fit_jobs,
+        "calibration_jobs": model.calibration_jobs,
         "context_bytes": round(calibration.context.value),
         "label_source": calibration.label_source,
         "first": calibration.first,
@@ -86,7 +86,7 @@ def _site_document(calibration: Calibration, model: ModelCalibration) -> dict[st
             "version": str(card.version).partition("+site.")[0],
             "sha256": model.bundle.sha256,
         },
-        "method": METHOD if fit.is_own else CONTEXT_METHOD,
-        "guarantee": GUARANTEE if fit.is_own else NO_GUARANTEE,
+        "method": METHOD if model.is_own else CONTEXT_METHOD,
+        "guarantee": GUARANTEE if model.is_own else NO_GUARANTEE,
         "cross_validated": {name: one and asdict(one) for name, one in judged.items()},
     }

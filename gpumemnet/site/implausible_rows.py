@@ -15,7 +15,7 @@ import numpy as np
 
 from gpumemnet.job.dataset import Dataset
 from gpumemnet.job.job_table import Array, JobTable
-from gpumemnet.job.measurement import DEVICE_SOURCES, Measurement, job_texts
+from gpumemnet.job.measurement import DEVICE_SOURCES, IDENTITY, SOFTWARE, Measurement, job_texts
 from gpumemnet.physics.element_types import ELEMENT_BYTES
 from gpumemnet.physics.optimizers import optimizer_copies
 from gpumemnet.units import MIB, format_bytes
@@ -40,7 +40,6 @@ _PROVENANCE: Final = ("driver", "cuda", "torch", "protocol", "seed", "seconds", 
 may be empty."""
 _PROVENANCE_OK: Final = ("steps", "context_bytes", "peak_reserved_bytes")
 """Fields that a measured row needs, too, whose job did not run out of memory."""
-_SOFTWARE: Final = ("gpu", "driver", "cuda", "cudnn", "torch", "allocator_settings", "protocol")
 _COMPARABLE: Final = ("family", "gpu", "driver", "torch", "label_source", "is_replica")
 
 Found = Iterator[tuple[int, str, str]]
@@ -147,7 +146,7 @@ def _incomplete(frame: pd.DataFrame) -> Found:
 
 
 def _duplicates(frame: pd.DataFrame) -> Found:
-    groups = frame.groupby(["job", "architecture", "options", *_SOFTWARE], dropna=False)
+    groups = frame.groupby(["job", *IDENTITY], dropna=False)
     first = groups.label.transform(lambda labels: labels.index[0]).astype(int)
     for row in frame.index[first != frame.index]:
         sentence = f"the same job on the same GPU and software as row {first[row] + 1}"
@@ -158,7 +157,7 @@ def _not_monotone(frame: pd.DataFrame) -> Found:
     """Rows that differ in the batch size alone, where the larger batch took clearly less than the
     smaller one took, or had when it ran out of memory."""
     frame = frame[frame.status.isin(("ok", "oom"))].sort_values("batch", kind="stable")
-    key = ["unbatched", "architecture", "label_source", "label_state", *_SOFTWARE]
+    key = ["unbatched", "architecture", "label_source", "label_state", *SOFTWARE]
     frame["needed"] = frame.label.fillna(frame.capacity_bytes)
     frame["most"] = frame.groupby(key, dropna=False).needed.cummax()
     most = frame.groupby(key, dropna=False).most.shift()

@@ -18,11 +18,11 @@ from gpumemnet.cudnn.session import AUTO, OFF, find_library
 from gpumemnet.errors import InvalidRequestError, MissingExtraError
 from gpumemnet.extract.extraction import DEFAULT_GPU
 from gpumemnet.extract.factory import build, factory_request, source_code
-from gpumemnet.gpu import ContextReading, DeviceProfile, asked_profile, find_profile
+from gpumemnet.gpu import DeviceProfile, asked_profile, find_profile
 from gpumemnet.job.layers import check_count, describe
 from gpumemnet.job.training_job import MAX_BATCH_SIZE, MAX_RANKS, TrainingOptions
 from gpumemnet.physics.element_types import SCALED_PRECISIONS
-from gpumemnet.sandbox.process import Progress, ask
+from gpumemnet.sandbox.process import Progress, ask, from_json
 from gpumemnet.tracing.result import TraceAnswer, answer_from_dict, answer_to_dict
 
 if TYPE_CHECKING:
@@ -203,25 +203,8 @@ def checked_request(
 
 def request_from_dict(document: Mapping[str, Any]) -> TraceRequest:
     """Return the request that :func:`dataclasses.asdict` turned into a JSON object."""
-    gpu, allocator, extras = document["gpu"], document["allocator"], document["extras"]
-    profile = {
-        **gpu,
-        "aliases": tuple(gpu["aliases"]),
-        "compute_capability": tuple(gpu["compute_capability"]),
-        "context_readings": tuple(ContextReading(**reading) for reading in gpu["context_readings"]),
-    }
-    return TraceRequest(
-        options=TraceOptions(**document["options"]),
-        gpu=DeviceProfile(**profile),
-        allocator=AllocatorSettings(
-            **{
-                **allocator,
-                "roundup_power2_divisions": tuple(allocator["roundup_power2_divisions"]),
-            }
-        ),
-        extras=ExtraResults(**{**extras, "batches": tuple(extras["batches"])}),
-        cudnn=document["cudnn"],
-    )
+    request: TraceRequest = from_json(TraceRequest, document)
+    return request
 
 
 def _check_parallel(options: TraceOptions, with_job: bool) -> None:

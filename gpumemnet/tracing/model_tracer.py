@@ -11,7 +11,7 @@ traces and is never below zero.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gpumemnet.allocator import AllocatorSettings
+from gpumemnet.atomic_files import shipped_json
 from gpumemnet.extract.extraction import ExtractOptions, extract_from
 from gpumemnet.extract.module_calls import ModelInputs
 from gpumemnet.gpu import (
@@ -56,87 +57,16 @@ from gpumemnet.units import MIB, ceil_mib
 _LOG: Final = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """One difference between CUDA and meta tensors that a trace does not correct.
-
-    Attributes:
-        name: name of the difference.
-        effect: what remains wrong.
-        concerns: parts of the names of the operators concerned; empty for all runs.
-    """
-
-    name: str
-    effect: str
-    concerns: tuple[str, ...] = ()
-
-    def is_about(self, operators: Iterable[str]) -> bool:
-        """Whether the difference concerns a run with these ``operators``."""
-        return not self.concerns or any(
-            part in operator for operator in operators for part in self.concerns
-        )
-
-
-KNOWN_DIFFERENCES: Final = (
-    # On CUDA: runs kernels of their own (torch/nn/attention/flex_attention.py).
-    Difference(
-        "flex attention, nested tensors, attention from other packages",
-        "calls that have no shapes on meta tensors stop the trace; flex attention that is not compiled keeps all scores",
-        ("flex_attention",),
-    ),
-    # On CUDA: scales the loss, and skips a step whose gradients overflow
-    # (torch/amp/grad_scaler.py).
-    Difference("gradient scaling", "no step is ever skipped", ("_amp_",)),
-    # On CUDA: adds biases, attention masks and gradients of indexing in place
-    # (aten/src/ATen/TensorSubclassLikeUtils.h).
-    Difference(
-        "in-place steps of composites",
-        "other backward formulas with such a detour, those of norms for one, allocate one temporary tensor too many",
-        ("norm.", "linalg_vector_norm"),
-    ),
-    # On CUDA: goes to cuDNN, which copies inputs that are not dense
-    # (aten/src/ATen/native/Normalization.cpp).
-    Difference(
-        "batch norm",
-        "cuDNN's workspace, and the reserve space that it keeps for channels-last inputs, are missing",
-        ("batch_norm",),
-    ),
-    # On CUDA: run in cuDNN, which keeps one reserve space (aten/src/ATen/native/cudnn/RNN.cpp).
-    Difference(
-        "LSTM and GRU",
-        "the reserve space follows two sizes reported for cuDNN 7; workspaces and masks between layers are missing",
-        ("_cudnn_rnn", "lstm", "gru"),
-    ),
-    # On CUDA: run in cuDNN, which keeps one reserve space (aten/src/ATen/native/cudnn/RNN.cpp).
-    Difference(
-        "plain RNN, LSTM with projection",
-        "the tensors of every step are counted instead",
-        ("rnn", "lstm"),
-    ),
-    # On CUDA: lie in one buffer (torch/nn/modules/rnn.py).
-    Difference(
-        "weights of recurrent layers",
-        "each is rounded up to an allocation of its own",
-        ("_cudnn_rnn", "rnn", "lstm", "gru"),
-    ),
-    # On CUDA: may run in cuDNN, which keeps the gradient (aten/src/ATen/native/LossCTC.cpp).
-    Difference("CTC loss", "the native kernel's tensors are counted instead", ("ctc",)),
-    # On CUDA: fuses operators, and saves or recomputes what it chooses
-    # (torch/_functorch/partitioners.py).
-    Difference(
-        "torch.compile",
-        "code is traced as if it were not compiled, unless a script is asked for it",
-    ),
-)
-"""What a trace gets wrong, where nothing corrects it or not all of it."""
-
-
 def not_included(timeline: Timeline) -> tuple[str, ...]:
     """Return what else a training process of such a run may use, one clause each."""
     operators = {storage.operator for storage in timeline.storages}
-    known = [each for each in KNOWN_DIFFERENCES if each.is_about(operators)]
+    known = [
+        f"{each['name']}: {each['effect']}"
+        for each in shipped_json("tracing/known_differences.json")
+        if any(part in name for name in operators for part in each["concerns"])
+    ]
     alone = () if timeline.groups else (_ONE_GPU,)
-    return (*(f"{each.name}: {each.effect}" for each in known), *_OUTSIDE, *alone)
+    return (*known, *_OUTSIDE, *alone)
 
 
 _OUTSIDE: Final = (

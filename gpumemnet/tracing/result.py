@@ -3,18 +3,18 @@ peak.
 
 The parts add up to the expected bytes: parameters, buffers, gradients, optimizer state, saved
 activations, inputs, temporaries, communication, workspaces, fragmentation, context and
-communicator.  In notebooks, results are compact HTML tables.
+communicator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from html import escape
 from typing import Any, Final
 
-from gpumemnet.gpu import NO, UNKNOWN, VERDICT_TEXTS, YES, verdict
+from gpumemnet.gpu import NO, UNKNOWN, YES, verdict
 from gpumemnet.launchers.pipeline_stages import RankPeak
+from gpumemnet.sandbox.process import from_json
 from gpumemnet.units import GIB, MIB, ceil_mib
 
 PART_NAMES: Final[Mapping[str, tuple[str, str]]] = {
@@ -48,32 +48,6 @@ def shown_mib(amounts: Sequence[int]) -> list[int]:
     for index in order[: ceil_mib(sum(amounts)) - sum(floors)]:
         floors[index] += 1
     return floors
-
-
-_LEFT_ALIGNED: Final = "text-align:left"
-
-Rows = Iterable[tuple[str, str]]
-"""Names and values."""
-
-
-def notebook_html(
-    caption: str, facts: Rows, summary: str, details: Rows, notes: Iterable[str]
-) -> str:
-    """Return a table of facts, and below it a table and a list that a click opens; all text is
-    escaped."""
-    listed = "".join(f"<li>{escape(note)}</li>" for note in notes)
-    return (
-        f'<table><caption style="{_LEFT_ALIGNED}">{escape(caption)}</caption><tbody>{_rows(facts)}</tbody></table>'
-        f"<details><summary>{escape(summary)}</summary><table><tbody>{_rows(details)}</tbody></table></details>"
-        + (f"<details><summary>Notes</summary><ul>{listed}</ul></details>" if listed else "")
-    )
-
-
-def _rows(rows: Rows) -> str:
-    return "".join(
-        f'<tr><th style="{_LEFT_ALIGNED}">{escape(name)}</th><td style="{_LEFT_ALIGNED}">{escape(value)}</td></tr>'
-        for name, value in rows
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,30 +275,6 @@ class TraceAnswer:
         amounts = ", ".join(f"{name} {size / GIB:.2f} GiB" for name, size in self.amounts)
         return f"<TraceAnswer: {self.model}, batch size {self.batch_size}: {amounts} on {self.gpu}>"
 
-    def _repr_html_(self) -> str:
-        """The answer as compact tables for notebooks: expected and safe bytes, parts, peak and
-        notes."""
-        gpu = self.gpu if self.ranks == 1 else f"one of {self.ranks:,} x {self.gpu}"
-        held = {part: size for part, size in self.parts.items() if size}
-        parts = zip(held, shown_mib(list(held.values())), strict=True)
-        module = f" in {self.peak.module}" if self.peak.module else ""
-        facts = [
-            *((name, _gib(size)) for name, size in self.amounts),
-            ("available", f"{_gib(self.available_bytes)}: {VERDICT_TEXTS[self.verdict]}"),
-            *((PART_NAMES[part][0], f"{amount:,} MiB") for part, amount in parts),
-            ("peak", f"{self.peak.phase}, {self.peak.operator}{module}"),
-        ]
-        modules = [
-            (name or "(model)", f"{ceil_mib(size):,} MiB")
-            for name, size in self.peak.modules[:TOP_MODULES]
-        ]
-        caption = f"{self.model}, batch size {self.batch_size:,}, on {gpu}"
-        return notebook_html(caption, facts, "Largest modules at the peak", modules, self.notes)
-
-
-def _gib(size_bytes: int) -> str:
-    return f"{size_bytes / GIB:,.2f} GiB"
-
 
 def answer_to_dict(answer: TraceAnswer) -> dict[str, Any]:
     """Return the answer as a JSON object, with its verdict."""
@@ -336,34 +286,5 @@ def answer_to_dict(answer: TraceAnswer) -> dict[str, Any]:
 
 def answer_from_dict(document: Mapping[str, Any]) -> TraceAnswer:
     """Return the answer of a JSON object from :func:`answer_to_dict`."""
-    values = dict(document)
-    peak = values.pop("peak")
-    curve, host = values.pop("curve"), values.pop("host")
-    if host is not None:
-        host = HostMemory(**{name: host[name] for name in host.keys() - {"node_bytes", "fits"}})
-    del values["verdict"]
-    return TraceAnswer(
-        **{
-            **values,
-            "peak": Peak(
-                **{**peak, "modules": tuple((name, size) for name, size in peak["modules"])}
-            ),
-            "notes": tuple(values["notes"]),
-            "not_included": tuple(values["not_included"]),
-            "branches": tuple(values["branches"]),
-            "selections": tuple(values["selections"]),
-            "phases": tuple(PhasePeak(**phase) for phase in values["phases"]),
-            "batches": tuple(BatchPoint(**point) for point in values["batches"]),
-            "gpus": tuple(GpuFit(**fit) for fit in values["gpus"]),
-            "by_rank": tuple(RankPeak(**rank) for rank in values["by_rank"]),
-            "host": host,
-            "curve": None
-            if curve is None
-            else Curve(
-                classes=tuple(curve["classes"]),
-                bytes_by_class=tuple(tuple(row) for row in curve["bytes_by_class"]),
-                reserved_bytes=tuple(curve["reserved_bytes"]),
-                phases=tuple((name, start) for name, start in curve["phases"]),
-            ),
-        }
-    )
+    answer: TraceAnswer = from_json(TraceAnswer, document)
+    return answer

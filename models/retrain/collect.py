@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.dataset import Dataset, read_dataset
 from gpumemnet.job.job_table import Array, Indices, JobTable
-from gpumemnet.job.measurement import OBSERVED, job_texts
+from gpumemnet.job.measurement import IDENTITY, OBSERVED, job_texts
 from gpumemnet.physics.replicas import WITH_OTHERS
 from gpumemnet.predict.features import FEATURE_NAMES
 from gpumemnet.site.implausible_rows import implausible_rows
@@ -212,11 +212,8 @@ def _first_of_each(keys: Sequence[object]) -> Indices:
 
 def _identities(rows: Dataset) -> list[object]:
     """Equal for measurements of the same job and options on the same GPU model and software."""
-    names = (
-        *("architecture", "options", "gpu", "label_source", "driver", "cuda", "cudnn", "torch"),
-        *("allocator_settings", "protocol"),
-    )
-    return [*zip(job_texts(rows.jobs), *(rows.words(name) for name in names), strict=True)]
+    columns = map(rows.words, ("label_source", *IDENTITY))
+    return [*zip(job_texts(rows.jobs), *columns, strict=True)]
 
 
 def _plausible_rows(rows: Dataset) -> tuple[Dataset, Counter[str]]:

@@ -128,7 +128,7 @@ class _Retraining:
             try:
                 candidates = [self._candidate(bundle.card.encoder) for bundle in replaced]
                 verdict = self._verdict(candidates)
-            except ValueError as error:
+            except (DatasetError, ValueError) as error:
                 verdict |= {"reasons": [str(error)]}
         return {
             "run": self._key,

@@ -24,13 +24,13 @@ from gpumemnet.job.measurement import TRACED
 from gpumemnet.job.training_job import OPTION_FIELDS, UNSTATED_AS_ZERO
 from gpumemnet.predict.bundle import Bundle, save_bundle
 from gpumemnet.predict.bundle_card import FORMAT_VERSION
+from gpumemnet.predict.conformal import COVERAGES, FEWEST_SCORES, conformal_bounds
 from gpumemnet.predict.features import FEATURE_NAMES, FEATURE_SCHEMA
 from gpumemnet.predict.prediction import OF_THE_SITE
 from gpumemnet.predict.predictor import SLACK_BYTES
 from gpumemnet.site.drift import training_reference
 
 from ..networks.line import GROUP_NAMES
-from .bounds import COVERAGES, FEWEST_SCORES, conformal_bounds
 from .classifier import TrainedClassifier, fitted_inputs, float_tensor
 from .data import LabelledJobs, families_of, folds
 from .graph_export import export_classifier

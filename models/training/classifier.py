@@ -2,7 +2,7 @@
 
 The line is fitted first and fixed.  Then ``folds`` networks are trained, each without one fold of
 the architecture families.  Each row is scored by the network that has not seen its family, in
-units of the predicted spread (:mod:`models.training.bounds`).  This follows cross-conformal
+units of the predicted spread (:func:`gpumemnet.predict.conformal.conformal_bounds`).  This follows cross-conformal
 prediction (Vovk, Annals of Mathematics and Artificial Intelligence 74, 2015).  The MLP-based
 classifier is the ensemble of these networks; the transformer-based one is trained once more, on all
 rows.  Since these are not what was scored, every evaluation measures the coverage on families that
@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from gpumemnet.predict.conformal import COVERAGES, FEWEST_SCORES, conformal_bounds
 from gpumemnet.predict.features import FEATURE_NAMES, layer_sequence
 from gpumemnet.predict.predictor import SLACK_BYTES
 
@@ -42,7 +43,6 @@ from ..networks.line import (
     fit_slopes,
 )
 from ..networks.mlp import MOST_SPREAD, Inputs, MemberMLPs, Mixture, centre_and_spread, mixture_cdf
-from .bounds import COVERAGES, FEWEST_SCORES, conformal_bounds
 from .data import LabelledJobs, fold_numbers
 
 Array = NDArray[np.float64]
@@ -145,7 +145,7 @@ def train(
         progress: called with the share of the work that is finished.
 
     Raises:
-        ValueError: when there are too few architectures to hold some out.
+        DatasetError: when there are too few architectures to hold some out.
     """
     torch.set_num_threads(1)  # the networks are too small to benefit from a second thread
     is_sequence = plan.encoder == "transformer"

@@ -224,12 +224,12 @@ def fold_numbers(groups: NDArray[np.generic], count: int, seed: int) -> Rows:
     ``[B]``.
 
     Raises:
-        ValueError: when there are fewer groups than folds.
+        DatasetError: when there are fewer groups than folds.
     """
     _, codes = np.unique(groups, return_inverse=True)
     found = int(codes.max(initial=-1)) + 1
     if found < count:
-        raise ValueError(
+        raise DatasetError(
             f"{found} different architectures cannot be split into {count} parts: add more of them"
         )
     return (np.random.default_rng(seed).permutation(found) % count)[codes]
@@ -239,7 +239,7 @@ def folds(groups: NDArray[np.generic], count: int, seed: int) -> list[tuple[Rows
     """``count`` pairs of training and test rows; every row is tested once.
 
     Raises:
-        ValueError: when there are fewer groups than folds.
+        DatasetError: when there are fewer groups than folds.
     """
     assigned = fold_numbers(groups, count, seed)
     return [

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.measurement import Measurement
-from models.training.bounds import COVERAGES
+from gpumemnet.predict.conformal import COVERAGES
 from models.training.classifier import TrainedClassifier, float_tensor, plan_of, train
 from models.training.data import SAMPLED, LabelledJobs, features_on, folds, load_labelled_jobs
 from research.estimators import dnnperf

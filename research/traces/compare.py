@@ -23,7 +23,7 @@ from gpumemnet.gpu import DeviceProfile, context, device_profile
 from gpumemnet.job.dataset import read_dataset
 from gpumemnet.job.measurement import Measurement, measurement_from_dict, measurement_to_dict
 from gpumemnet.physics.element_types import ELEMENT_BYTES
-from gpumemnet.sandbox.workers import in_processes
+from gpumemnet.sandbox.process import in_processes
 from gpumemnet.tracing.timeline import peak_of, steady_memory
 from gpumemnet.tracing.training_loop import record
 from gpumemnet.units import GIB, MIB

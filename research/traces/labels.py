@@ -33,7 +33,7 @@ from gpumemnet.job.measurement import (
     measurement_from_dict,
     measurement_to_dict,
 )
-from gpumemnet.sandbox.workers import in_processes
+from gpumemnet.sandbox.process import in_processes
 from gpumemnet.tracing.api import TraceOptions
 from gpumemnet.tracing.losses_and_optimizers import TargetLoss
 from gpumemnet.tracing.operators.rules import Platform

@@ -24,7 +24,7 @@ from gpumemnet.site.observations import read_site_rows
 from gpumemnet.site.releases import Registry
 from gpumemnet.units import MIB
 from tests.jobs import small_job
-from tests.registries import other_bundle, shipped
+from tests.registries import other_bundle, problems, shipped
 from tests.sites import A100, DATASETS, gpumemnet, probes, published, site_rows, write_rows
 
 NAME = "mlp"
@@ -73,7 +73,7 @@ def test_fifty_jobs_of_another_context_take_the_error_away_and_keep_the_promise(
         rows = site_rows(50, seed=seed)
         made = calibration_of(tmp_path, rows)
         model = model_of(made)
-        assert model.fit.site.shift_bytes / MIB == pytest.approx(1429 - 600, abs=5)
+        assert model.site.shift_bytes / MIB == pytest.approx(1429 - 600, abs=5)
         assert made.context.value / MIB == pytest.approx(1429 - 600, abs=5)
         assert model.before is not None
         assert model.after is not None
@@ -105,14 +105,14 @@ def test_a_coverage_is_carried_by_jobs_enough_and_by_no_fewer(tmp_path: Path) ->
     coverages = few.bundle.card.coverages
     carried = {
         coverage
-        for coverage, multiple in zip(coverages, few.fit.site.multiples, strict=True)
+        for coverage, multiple in zip(coverages, few.site.multiples, strict=True)
         if multiple is not None
     }
-    assert (few.fit.fit_jobs, few.fit.calibration_jobs) == (10, 20)
+    assert (few.fit_jobs, few.calibration_jobs) == (10, 20)
     assert carried == {0.5, 0.8, 0.9, 0.95}
-    assert (many.fit.fit_jobs, many.fit.calibration_jobs) == (50, 250)
-    assert many.fit.site.multiples[coverages.index(0.99)] is not None
-    assert many.fit.site.multiples[coverages.index(0.999)] is None
+    assert (many.fit_jobs, many.calibration_jobs) == (50, 250)
+    assert many.site.multiples[coverages.index(0.99)] is not None
+    assert many.site.multiples[coverages.index(0.999)] is None
 
 
 def test_a_bound_that_is_not_carried_is_the_shipped_one_or_the_largest_error(
@@ -120,7 +120,7 @@ def test_a_bound_that_is_not_carried_is_the_shipped_one_or_the_largest_error(
 ) -> None:
     made = calibration_of(tmp_path, site_rows(30, shift_mib=0))
     predictor, before = predictor_of(made, tmp_path), Predictor(MLPS)
-    shift = model_of(made).fit.site.shift_bytes
+    shift = model_of(made).site.shift_bytes
     context_bytes = before.prediction_gpu(None).context.bound_bytes
     job = plain(published()[5].job)
     for coverage in (0.975, 0.99, 0.999):
@@ -170,10 +170,10 @@ def test_a_model_without_jobs_of_its_own_gets_the_context(tmp_path: Path) -> Non
     cnns = other_bundle(tmp_path / "cnns", "1", "transformer", families=["cnn"])
     made = calibration_of(tmp_path, site_rows(50), [*MLPS, cnns])
     model = model_of(made, "transformer")
-    assert not model.fit.is_own
-    assert set(model.fit.site.multiples) == {None}
-    assert model.fit.site.shift_bytes == round(made.context.value)
-    assert model.fit.site.shift_bound_bytes >= model.fit.site.shift_bytes + CONTEXT_GROWTH_BYTES
+    assert not model.is_own
+    assert set(model.site.multiples) == {None}
+    assert model.site.shift_bytes == round(made.context.value)
+    assert model.site.shift_bound_bytes >= model.site.shift_bytes + CONTEXT_GROWTH_BYTES
 
 
 @pytest.mark.parametrize(("count", "mib", "confidence"), [(1, 824, 0.0), (3, 825, 0.75)])
@@ -185,7 +185,7 @@ def test_one_probe_that_reads_the_context_is_enough_for_it(
     assert made.context.value == mib * MIB
     assert made.context.confidence == pytest.approx(confidence)  # between least and largest
     model = model_of(made)
-    assert not model.fit.is_own
+    assert not model.is_own
     assert model.before is not None
     assert model.after is not None
     assert model.after.median_error_mib < 30 < model.before.median_error_mib
@@ -213,9 +213,9 @@ def test_jobs_that_ran_out_of_memory_raise_the_bounds_and_do_not_move_the_shift(
         for n, row in enumerate(rows)
     ]
     calm, wild = model_of(calibration_of(tmp_path, rows)), model_of(calibration_of(tmp_path, burst))
-    assert wild.fit.site.shift_bytes == pytest.approx(calm.fit.site.shift_bytes, abs=5 * MIB)
+    assert wild.site.shift_bytes == pytest.approx(calm.site.shift_bytes, abs=5 * MIB)
     assert (
-        wild.fit.site.multiples[wild.bundle.card.coverages.index(0.9)] is None
+        wild.site.multiples[wild.bundle.card.coverages.index(0.9)] is None
     )  # one in five is above any bound
     with pytest.raises(DatasetError, match="ran out of memory"):
         calibration_of(
@@ -227,7 +227,7 @@ def test_jobs_that_ran_out_of_memory_raise_the_bounds_and_do_not_move_the_shift(
 def test_the_same_rows_in_another_order_calibrate_alike(tmp_path: Path) -> None:
     rows = site_rows(50)
     one, other = calibration_of(tmp_path, rows), calibration_of(tmp_path, rows[::-1])
-    assert [model.fit.site for model in one.models] == [model.fit.site for model in other.models]
+    assert [model.site for model in one.models] == [model.site for model in other.models]
     assert model_of(one).after == model_of(other).after
 
 
@@ -235,7 +235,7 @@ def test_a_calibrated_bundle_is_calibrated_anew_from_its_graph(tmp_path: Path) -
     first = predictor_of(calibration_of(tmp_path, site_rows(50)), tmp_path / "1")
     rows = site_rows(50, shift_mib=-300, seed=4)
     again = calibration_of(tmp_path, rows, list(first.bundles))
-    assert model_of(again).fit.site == model_of(calibration_of(tmp_path, rows)).fit.site
+    assert model_of(again).site == model_of(calibration_of(tmp_path, rows)).site
     before = model_of(again).before
     assert before is not None
     assert before.median_error_mib == pytest.approx(
@@ -295,7 +295,7 @@ def test_observations_as_import_sacct_writes_them(tmp_path: Path) -> None:
     assert (made.gpu, made.label_source, made.jobs) == (A100, "slurm_gpumem", 50)
     assert made.first == made.last == "2026-01-31T12:00:00+00:00"
     assert [reason for reason in made.left_out if "names a prediction" in reason]
-    assert model_of(made).fit.site.shift_bytes / MIB == pytest.approx(1429 - 600, abs=5)
+    assert model_of(made).site.shift_bytes / MIB == pytest.approx(1429 - 600, abs=5)
 
 
 def poisoned(factor: float, count: int = 60) -> list[Measurement]:
@@ -462,7 +462,7 @@ def test_the_command_makes_a_release_that_does_not_answer_yet(tmp_path: Path) ->
     assert release.parent == "shipped"
     assert release.lineage["calibration"]["files"] == document["files"]
     assert len(release.bundles) == len(shipped_bundles())
-    assert store.verify() == ()
+    assert problems(store) == []
     assert gpumemnet("releases", "promote", "site", "--registry", store.folder).returncode == 0
     again = gpumemnet("calibrate", rows, "--registry", store.folder, "--release", "site")
     assert again.returncode == 2

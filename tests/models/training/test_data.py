@@ -38,7 +38,7 @@ def test_groups_stay_together(groups: list[int], count: int, seed: int) -> None:
 
 
 def test_too_few_architectures_are_reported() -> None:
-    with pytest.raises(ValueError, match="2 different architectures cannot be split into 3"):
+    with pytest.raises(DatasetError, match="2 different architectures cannot be split into 3"):
         fold_numbers(np.array([0, 1, 1]), 3, 0)
 
 

@@ -15,11 +15,11 @@ from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.predict.conformal import COVERAGES
 from gpumemnet.predict.features import FEATURE_NAMES, layer_sequence, model_features
 from gpumemnet.predict.predictor import SLACK_BYTES, Predictor
 from gpumemnet.units import MIB
 from models.networks.line import GROUP_NAMES, Line
-from models.training.bounds import COVERAGES
 from models.training.card import save_classifier, widenings
 from models.training.classifier import (
     TrainedClassifier,
