@@ -17,6 +17,7 @@ from gpumemnet.tracing.result import TraceAnswer, answer_from_dict
 from gpumemnet.tracing.script.branches import Assumptions, largest_answer
 from gpumemnet.tracing.script.start import trace_script
 from tests.gpumemnet.cli.test_trace import ANSWER
+from tests.nightly import nightly
 
 _LAYER_BYTES = 4 * (256 * 256 + 256)
 _ENDLESS = """
@@ -43,7 +44,7 @@ for _ in iter(int, 1):
 """
 
 
-@pytest.mark.parametrize(("program", "seconds"), [((), "8"), (("env",), "15")])
+@pytest.mark.parametrize(("program", "seconds"), [((), "8"), *nightly([(("env",), "15")])])
 def test_a_deadline_answers_with_a_lower_bound(
     program: tuple[str, ...], seconds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -65,6 +66,7 @@ def test_a_deadline_answers_with_a_lower_bound(
     assert replace(answer, available_bytes=0).verdict == "no"
 
 
+@pytest.mark.nightly
 def test_a_way_that_never_steps_is_not_in_the_answer(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_SKIPPING)
     answer = trace_script(tmp_path / "train.py", deadline_seconds=20)
