@@ -139,7 +139,9 @@ def export_observations(
 
     if since is not None and since.tzinfo is None:
         since = since.replace(tzinfo=UTC)
-    written, left_out = export(database_url, out, since=since and since.timestamp())
+    written, left_out = export(
+        database_url, out, since=None if since is None else since.timestamp()
+    )
     print_result(
         {"written": written, "left_out": left_out, "file": out},
         f"{written} observations in {out}; {left_out} left out that say nothing of the memory",

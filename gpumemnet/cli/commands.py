@@ -43,7 +43,7 @@ class Entry:
     panel: str
 
 
-_PANELS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = shipped_json("cli/commands.json")
+_PANELS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = shipped_json("cli/commands.json")
 """Heading under which ``gpumemnet --help`` lists commands → their names, targets and summaries."""
 ENTRIES: Final = {
     name: Entry(name, *described, panel)

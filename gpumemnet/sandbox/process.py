@@ -27,7 +27,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from dataclasses import is_dataclass
 from importlib import import_module
 from itertools import repeat
 from multiprocessing import get_context
@@ -161,7 +160,7 @@ def from_json(kind: Any, value: Any) -> Any:
     """The value of a type that :func:`dataclasses.asdict` has turned into JSON; members that are no
     fields are left out."""
     origin, arguments = get_origin(kind), get_args(kind)
-    if is_dataclass(kind):
+    if hasattr(kind, "__dataclass_fields__"):
         kinds = get_type_hints(kind)
         return kind(
             **{name: from_json(kinds[name], value[name]) for name in kinds if name in value}
