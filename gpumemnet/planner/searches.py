@@ -51,7 +51,7 @@ _FEW_UNITS: Final = 32
 """Up to so many units are evicted one after another, and every start is improved.  So that planning
 stays short, larger networks evict one more at once for each further so many units, and improve only
 the starts near the fastest one."""
-_NEAR: Final = 0.25
+_NEAR: Final = 0.01
 """Share by which the step of a near start is longer at most."""
 _ROUNDS: Final = 200
 _EXCHANGES: Final = 4096
@@ -120,7 +120,6 @@ def _evict(chain: Chain, limit_bytes: float, usable: NDArray[np.bool_]) -> Choic
     costs."""
     choices = chain.keep_all()
     amounts = chain.region_bytes(choices[None])
-    seconds = chain.step_seconds(choices[None])[0]
     while (amounts > limit_bytes).any():
         rows = single_changes(chain, choices, usable=usable)
         rows = rows[chain.host_bytes_of(rows) <= chain.host_limit_bytes]
@@ -130,7 +129,8 @@ def _evict(chain: Chain, limit_bytes: float, usable: NDArray[np.bool_]) -> Choic
         useful = np.flatnonzero(freed > 0)
         if not len(useful):
             return None
-        cost = np.maximum(chain.step_seconds(rows[useful]) - seconds, 0) + _NO_TIME
+        seconds = chain.step_seconds(np.concatenate((choices[None], rows[useful])))
+        cost = np.maximum(seconds[1:] - seconds[0], 0) + _NO_TIME
         useful = useful[np.argsort(-freed[useful] / cost, kind="stable")]
         first_of_unit = np.sort(np.unique(units[useful], return_index=True)[1])
         best = useful[first_of_unit[: 1 + (chain.units - 1) // _FEW_UNITS]]
@@ -142,7 +142,6 @@ def _evict(chain: Chain, limit_bytes: float, usable: NDArray[np.bool_]) -> Choic
             else rows[best[0]]
         )
         amounts = chain.region_bytes(choices[None])
-        seconds = chain.step_seconds(choices[None])[0]
     return choices
 
 
@@ -212,6 +211,8 @@ def _exchanges(chain: Chain, choices: Choices, limit_bytes: float) -> Choices:
 
 TIME_LIMIT_SECONDS: Final = 10.0
 RELATIVE_GAP: Final = 1e-4
+_SOLVE_ERROR: Final = 4
+"""Status of HiGHS when its presolve fails, which it does for few programmes."""
 
 
 def exact(
@@ -244,13 +245,20 @@ def exact(
         (program.values, (program.row_of, program.column_of)),
         shape=(len(program.lower), program.columns),
     )
-    result = milp(
-        program.cost,
-        integrality=program.integrality,
-        bounds=Bounds(program.smallest, program.largest),
-        constraints=LinearConstraint(matrix, program.lower, program.upper),
-        options={"time_limit": time_limit_seconds, "mip_rel_gap": RELATIVE_GAP},
-    )
+    for presolve in (True, False):
+        result = milp(
+            program.cost,
+            integrality=program.integrality,
+            bounds=Bounds(program.smallest, program.largest),
+            constraints=LinearConstraint(matrix, program.lower, program.upper),
+            options={
+                "time_limit": time_limit_seconds,
+                "mip_rel_gap": RELATIVE_GAP,
+                "presolve": presolve,
+            },
+        )
+        if result.status != _SOLVE_ERROR:
+            break
     if result.x is None:
         return Found(None)
     bound = result.mip_dual_bound if result.mip_dual_bound is not None else result.fun

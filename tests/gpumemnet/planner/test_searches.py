@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpumemnet.planner.chain import KEEP, OPTIONS, Chain
@@ -21,6 +21,7 @@ def fastest(chain: Chain, limit: float) -> float:
 
 
 @settings(max_examples=10, deadline=None)
+@example(546, 0.921875, 4, False)  # HiGHS fails with its presolve
 @given(SEEDS, SHARES, st.integers(2, 5), st.booleans())
 def test_the_exact_search_finds_the_fastest_of_all_plans(
     seed: int, share: float, units: int, equal: bool
