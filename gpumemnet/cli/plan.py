@@ -10,6 +10,7 @@ from typing import Annotated, Final
 
 import typer
 from rich.console import Console
+from rich.padding import Padding
 from rich.text import Text
 
 from gpumemnet.allocator.settings import parse_settings
@@ -34,7 +35,7 @@ from gpumemnet.cli.options import (
     result_option,
     training_settings,
 )
-from gpumemnet.cli.output import check_writable, print_columns, print_facts, shown_steps, write_text
+from gpumemnet.cli.output import check_writable, print_facts, shown_steps, write_text
 from gpumemnet.cli.trace import COLOURS, Loss, amount_cells, amount_text, is_given, verdict_text
 from gpumemnet.cudnn.session import OFF
 from gpumemnet.errors import InvalidRequestError
@@ -53,6 +54,7 @@ from gpumemnet.planner.plans import (
     PlanRequest,
     plan_answer_to_dict,
     plan_to_dict,
+    python_lines,
     units_by_decision,
 )
 from gpumemnet.tracing.api import (
@@ -74,7 +76,7 @@ NO_PLAN_CODE: Final = 1
 def plan(
     context: typer.Context,
     source: Annotated[
-        str,
+        list[str],
         typer.Argument(
             metavar="MODEL|FILE.py:FACTORY",
             help="A hub id such as Qwen/Qwen3-8B, as for fit; or a function that returns a "
@@ -139,10 +141,17 @@ def plan(
     The step runs without a GPU and allocates nothing.  All times are modelled.  The exit code is 1
     if no plan fits.
     """
+    model, *others = source
+    if others:
+        raise InvalidRequestError(
+            "a script cannot be planned as a command: write a function in it that returns (model, inputs), and plan "
+            "train.py:function",
+            "source",
+        )
     check_plot(plot)
     if out is not None:
         check_writable(out, "out")
-    is_named = Path(source.partition(":")[0]).suffix != ".py"
+    is_named = Path(model.partition(":")[0]).suffix != ".py"
     given = {
         "method": method,
         "sequence_length": sequence_length,
@@ -179,14 +188,14 @@ def plan(
         host_bytes=None if host_memory is None else parse_memory(host_memory, "host_memory"),
         with_alternatives=not no_alternatives,
     )
-    with shown_steps(source) as progress:
+    with shown_steps(model) as progress:
         if is_named:
             answer = plan_named(
-                source, plan_request, deadline_seconds=deadline, progress=progress, **stated
+                model, plan_request, deadline_seconds=deadline, progress=progress, **stated
             )
         else:
             answer = plan_file(
-                source,
+                model,
                 plan_request,
                 inputs=inputs or (),
                 arguments=named_values(argument or (), "arg"),
@@ -210,18 +219,22 @@ def plan(
             for name, value in stated.items()
             if name != "batch_size"
         ]
-        show_plan(answer, training if is_named else (optimizer, precision), Console())
+        words = training if is_named else (optimizer, precision)
+        show_plan(answer, words, Console(), is_named=is_named)
     if answer.outcome == NO_PLAN:
         raise typer.Exit(NO_PLAN_CODE)
 
 
-def show_plan(answer: PlanAnswer, training: Sequence[str], console: Console) -> None:
+def show_plan(
+    answer: PlanAnswer, training: Sequence[str], console: Console, *, is_named: bool = False
+) -> None:
     """Prints what the job needs, the plan that makes it fit, and other changes that would.
 
     Args:
         answer: the plan.
         training: how the model is trained, in words.
         console: where to print it.
+        is_named: whether Hugging Face's trainers train the model.
     """
     before = answer.before
     console.print(_need(answer))
@@ -240,11 +253,12 @@ def show_plan(answer: PlanAnswer, training: Sequence[str], console: Console) -> 
     )
     print_facts(console, "", [("peak", _peak(before)), ("safe", before.safe_basis)])
     if answer.plan is not None and answer.after is not None:
-        _show_plan(answer.plan, answer.after, console)
+        _show_plan(answer.plan, answer.after, console, is_named)
     if answer.reason:
         console.print(Text.assemble("\n", ("No plan fits", "bold red"), f": {answer.reason}"))
     if answer.alternatives:
         _show_alternatives(answer.alternatives, console)
+    console.print()
     for note in dict.fromkeys((*before.notes, *(answer.plan.notes if answer.plan else ()))):
         console.print(Text.assemble(("note: ", "bold"), note))
 
@@ -271,7 +285,7 @@ def _peak(answer: TraceAnswer) -> str:
     return f"{where}: {peak.operator}{f' in {peak.module}' if peak.module else ''}"
 
 
-def _show_plan(plan: Plan, after: TraceAnswer, console: Console) -> None:
+def _show_plan(plan: Plan, after: TraceAnswer, console: Console, is_named: bool) -> None:
     amounts = f"{amount_text(after.expected_bytes)} expected, {amount_text(after.safe_bytes)} safe"
     console.print(Text.assemble("\n", ("A plan fits", f"bold {COLOURS[YES]}"), f": {amounts}"))
     facts = [
@@ -288,15 +302,19 @@ def _show_plan(plan: Plan, after: TraceAnswer, console: Console) -> None:
     facts.append(("peak", _peak(after)))
     facts.append(("search", _search(plan)))
     print_facts(console, "", facts)
-    console.print(Text(_USE, style="cyan"))
+    code = "\n".join((_IMPORT, *python_lines(plan), _OF_TRAINER if is_named else _OF_LOOP))
+    console.print(Text(code, style="cyan"), soft_wrap=True)
 
 
-_USE: Final = """
-from gpumemnet.planner import applied  # gpumemnet plan … --out plan.json
-
-with applied(model, "plan.json"):  # checks each recomputed module in its first forward pass
-    trainer.train()  # or your own loop
+_IMPORT: Final = """
+from gpumemnet.planner import applied
 """
+_OF_LOOP: Final = "applied(model, plan)  # before the training loop"
+_OF_TRAINER: Final = """\
+trainer.args.gradient_checkpointing = False  # the plan recomputes instead
+trainer.args.activation_checkpointing = False  # its newer name
+trainer.model.config.use_cache = False  # recomputation would fill it again
+applied(trainer.model, plan)  # before trainer.train()"""
 
 
 def _search(plan: Plan) -> str:
@@ -311,16 +329,15 @@ def _search(plan: Plan) -> str:
 
 
 def _show_alternatives(alternatives: Sequence[Alternative], console: Console) -> None:
-    rows = [
-        (
-            Text.assemble(each.change, (f"\n{each.how}", "cyan"), (f"\n{each.effect}", "dim")),
-            *amount_cells(each),
-            verdict_text(each.verdict),
-        )
-        for each in alternatives
-    ]
-    columns = ("expected MiB", "safe MiB", "")
-    print_columns(console, "instead of a plan", columns, rows)
+    heading = f"{'instead of a plan':42}{'expected':>10}{'safe MiB':>11}"
+    console.print(Text(f"\n{heading}", style="bold"))
+    for each in alternatives:
+        expected, safe = amount_cells(each)
+        row = Text(f"{each.change:42}{expected:>10}{safe:>11}   ")
+        console.print(row + verdict_text(each.verdict))
+        for line in each.how.splitlines():
+            console.print(Text(f"  {line}", style="cyan"), soft_wrap=True)
+        console.print(Padding(Text(f"{each.effect}; time: {each.time}", style="dim"), (0, 0, 0, 2)))
 
 
 def _seconds(seconds: float) -> str:

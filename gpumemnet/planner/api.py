@@ -217,7 +217,7 @@ def plan_named(
         ask(
             _plan_named,
             model.name,
-            {**job, "request": asdict(replace(request, with_alternatives=False))},
+            {**job, "request": asdict(request)},
             purpose="planning the fine-tuning of a model",
             deadline_seconds=deadline_seconds,
             progress=progress,
@@ -225,37 +225,36 @@ def plan_named(
     )
     if answer.before.fits or not request.with_alternatives:
         return answer
-    return replace(answer, alternatives=tuple(_changed_jobs(model, how, gpu, progress)))
+    others = _changed_jobs(model, how, gpu, progress)
+    return replace(answer, alternatives=(*answer.alternatives, *others))
 
 
 _HOW: Final = {
     "kernels": "TrainingArguments(use_liger_kernel=True)",
-    "checkpointing": 'TrainingArguments(gradient_checkpointing=True, gradient_checkpointing_kwargs={{"use_reentrant": False}})',
-    "optimizer": 'TrainingArguments(optim="{optimizer}")',
-    "batch_size": "TrainingArguments(per_device_train_batch_size={batch_size})",
-    "gradient_accumulation": "gradient_accumulation_steps={gradient_accumulation}",
-    "method": 'fine-tune by {method}: peft.LoraConfig(r={lora_rank}, target_modules="{lora_target}")',
+    "method": 'peft.LoraConfig(r={lora_rank}, target_modules="{lora_target}")',
     "sequence_length": "SFTConfig(max_length={sequence_length})",
     "frozen_bytes": "from_pretrained(…, dtype=torch.bfloat16)",
-    "gpus": "accelerate launch --use_fsdp --fsdp_version 2 --num_processes {gpus}",
 }
-"""Field of a method → what to write for Hugging Face's trainers."""
+"""Field of a method that makes another model or other samples → what to write for Hugging Face's
+trainers; the other alternatives change the model as it is."""
 
 
 def _changed_jobs(
     model: NamedModel, method: Method, gpu: DeviceProfile, progress: Progress | None
 ) -> Iterator[Alternative]:
-    """Trace each change of the method that can be traced."""
+    """Trace each change of the method that makes another model or other samples."""
     before = asdict(method)
     for text, changed in changed_methods(model, method, gpu):
+        after = asdict(changed)
+        names = [name for name in _HOW if after[name] != before[name]]
+        if not names:
+            continue
         try:
             peak = exact_peak(model, changed, gpu, progress)
         except (ExtractError, MissingExtraError) as error:
             _LOG.info("%s: cannot be traced: %s", text, error)
             continue
         change, _, cost = text.partition(" (")
-        after = asdict(changed)
-        names = [name for name in _HOW if after[name] != before[name]]
         yield Alternative(
             name="_".join((names[0], str(after[names[0]]))),
             change=change,
@@ -264,7 +263,8 @@ def _changed_jobs(
             verdict=verdict(
                 ceil_mib(peak.expected_bytes), ceil_mib(peak.safe_bytes), available_mib(gpu)
             ),
-            effect=f"estimated: {cost.rstrip(')')}" if cost else "other results",
+            effect="no effect on results" if names[0] == "kernels" else "other results",
+            time=f"{cost.rstrip(')')}, estimated" if cost else "not modelled",
             how=", ".join(_HOW[name] for name in names).format(**after),
         )
 

@@ -39,7 +39,8 @@ def applied(
         model: the model, on any device, before ``torch.compile``.
         plan: the plan, the path of its file, or a decision for each module by its name.
         verify: whether each module that is recomputed first runs forward and backward with and
-            without the plan, on the tensors of its first forward pass, and must give the same.
+            without the plan, on the tensors of its first forward pass, and must give the same; and
+            whether what it swaps then must come back as it was.
 
     Raises:
         InvalidRequestError: the file holds no plan, or there is no such decision.
@@ -111,7 +112,7 @@ class UnitForward:
         name: its name.
         decision: the decision.
         swaps: the table of swapped storages of the model.
-        verifies: whether its first recomputed forward pass is checked.
+        verifies: whether its first forward pass is checked.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class UnitForward:
         self._name = name
         self._decision = decision
         self._swaps = swaps
-        self._verifies = verifies and decision.recomputes
+        self._verifies = verifies
         self._is_first = True
         self._replaced: Callable[..., Any] | None = vars(module).get(_FORWARD)
         self._is_in_force = True
@@ -133,10 +134,13 @@ class UnitForward:
         own = self._replaced or MethodType(type(self._module).forward, self._module)
         if not (self._is_in_force and torch.is_grad_enabled()):
             return own(*args, **kwargs)
-        if self._verifies and has_values(self._module, (args, kwargs)):
-            self._verifies, self._is_first = False, False
+        checks = self._verifies and has_values(self._module, (args, kwargs))
+        if checks:
+            self._verifies = False
+        if checks and self._decision.recomputes:
+            self._is_first = False
             verify(self._module, self._name, own, partial(self._run, own), args, kwargs)
-        with self._swaps.running(self._module, self._decision.swaps) as run:
+        with self._swaps.running(self._module, self._decision.swaps, checks) as run:
             output = self._run(own, *args, **kwargs)
         run.watch(output)
         return output

@@ -209,6 +209,7 @@ def _search(tries: _Tries, chain: Chain, search: Search, keep: Simulation) -> No
     low = min(least, high)
     limit = high - max(keep.peak_allocated_bytes - keep_peak, 0.0)
     deadline = time.perf_counter() + TIME_LIMIT_SECONDS
+    farther = 1
     for _ in range(_ROUNDS):
         left_seconds = deadline - time.perf_counter()
         if search is _exact and left_seconds <= 0 and tries.best is not None:
@@ -226,14 +227,15 @@ def _search(tries: _Tries, chain: Chain, search: Search, keep: Simulation) -> No
             break
         unused = tries.limit_bytes - tries.simulate(found.choices).peak_reserved_bytes
         if unused >= 0:
-            low = max(low, limit)
+            low, farther = max(low, limit), 1
             if unused < _CLOSE * tries.limit_bytes:
                 break
             limit = min(limit + unused, (limit + high) / 2)
         else:  # the same plan would be found down to its own peak
             high = min(high, float(chain.peak_bytes(found.choices[None])[0]))
             middle = (high + low) / 2 if tries.replayed_events < _SEARCH_EVENTS else low
-            limit = high + unused if high + unused > low else middle
+            limit = high + farther * unused if high + farther * unused > low else middle
+            farther *= 2  # gaps in the allocator may grow while the limit falls
         if high - low < _CLOSE / 4 * abs(high):
             break
 
@@ -317,17 +319,20 @@ def plan_request(
     before = ModelTracer(model, inputs, request.trace, torch_notes).answer()
     if before.fits:
         return PlanAnswer(before=before)
-    answer = PlanAnswer(before=before)
+    answer, costs = PlanAnswer(before=before), None
     try:
         _LOG.info("splitting the step into units")
         step = split_step(model, inputs, request.trace)
         chain = chain_of(step, machine)
+        costs = step, machine, chain
         plan, after = _fitting_plan(model, inputs, request, step, machine, chain, before)
         answer = replace(answer, plan=plan, after=after)
     except PlanError as error:
         answer = replace(answer, reason=str(error))
     if request.with_alternatives:
-        answer = replace(answer, alternatives=alternatives(model, inputs, request.trace))
+        found = alternatives(model, inputs, request.trace, costs)
+        useful = (each for each in found if each.expected_bytes != before.expected_bytes)
+        answer = replace(answer, alternatives=tuple(useful))
     return answer
 
 

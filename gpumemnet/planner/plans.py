@@ -294,8 +294,9 @@ class Alternative:
         expected_bytes, safe_bytes: the job's memory with it, as in
             :class:`~gpumemnet.tracing.result.TraceAnswer`.
         verdict: whether that fits, one of :data:`~gpumemnet.gpu.VERDICTS`.
-        effect: what it does to numbers and time.
-        how: how to make the change, in one line.
+        effect: what it does to numbers.
+        time: what it does to the time of a step, and how that is known.
+        how: how to make the change, in a line or two.
         trace_options: the options of ``gpumemnet trace`` that trace it; empty if none do.
     """
 
@@ -305,6 +306,7 @@ class Alternative:
     safe_bytes: int
     verdict: str
     effect: str
+    time: str
     how: str
     trace_options: dict[str, Any] = field(default_factory=dict)
 
@@ -377,19 +379,40 @@ def units_by_decision(plan: Plan) -> dict[Decision, str]:
     of their first unit."""
     texts: dict[Decision, list[str]] = {}
     for decision, units in groupby(plan.units, plan.decision):
-        texts.setdefault(decision, []).extend(_ranges(units))
+        texts.setdefault(decision, []).extend(ranges(units))
     return {decision: ", ".join(ranges) for decision, ranges in texts.items()}
 
 
-def _ranges(units: Iterable[str]) -> Iterator[str]:
+def ranges(units: Iterable[str]) -> Iterator[str]:
     """Yield names as ranges: those that differ in their last number only, and count up, are
     joined."""
+    for stem, names in _series(units):
+        first, last = names[0], names[-1]
+        yield first if first == last else f"{first}–{last.removeprefix(stem)}"
+
+
+def _series(units: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield runs of names that differ in their last number only, which counts up, with what they
+    begin with."""
 
     def series(place: tuple[int, str]) -> tuple[str, int]:
         index, unit = place
         stem, dot, last = unit.rpartition(".")
         return (stem + dot, int(last) - index) if last.isdecimal() else (unit, index)
 
-    for _, places in groupby(enumerate(units), series):
-        (_, first), *others = places
-        yield f"{first}–{others[-1][1].rpartition('.')[2]}" if others else first
+    for (stem, _), places in groupby(enumerate(units), series):
+        yield stem, [unit for _, unit in places]
+
+
+def python_lines(plan: Plan) -> Iterator[str]:
+    """Yield lines of Python that make a dict ``plan`` of the decision for every unit: memory of
+    swapped units is released and fetched when others run, those that keep among them."""
+    yield "plan = {}"
+    for decision, units in groupby(plan.units, plan.decision):
+        for stem, names in _series(units):
+            if len(names) == 1:
+                yield f'plan["{names[0]}"] = "{decision}"'
+                continue
+            first, last = (int(name.removeprefix(stem)) for name in (names[0], names[-1]))
+            yield f"for n in range({first}, {last + 1}):"
+            yield f'    plan[f"{stem}{{n}}"] = "{decision}"'

@@ -375,6 +375,7 @@ def verify(
     Raises:
         PlanError: names the unit and what differs, or the state that changes.
     """
+    _check_model({name: module})  # a trainer may have switched checkpointing on since
     tensors = [*module.parameters(), *tensors_in((args, kwargs))]
     is_short = torch.is_autocast_enabled(tensors[0].device.type if tensors else "cpu") or any(
         tensor.is_floating_point() and tensor.itemsize < torch.float32.itemsize

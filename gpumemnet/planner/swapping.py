@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from gpumemnet.errors import PlanError
 from gpumemnet.extract.module_calls import tensors_in
 from gpumemnet.planner.plans import (
     COPIES_BEHIND,
@@ -53,14 +54,15 @@ class Swaps:
         return Swaps, ()
 
     @contextmanager
-    def running(self, module: nn.Module, swaps: bool) -> Iterator[UnitRun]:
+    def running(self, module: nn.Module, swaps: bool, checks: bool) -> Iterator[UnitRun]:
         """Context of one forward pass of a unit.
 
         Args:
             module: the unit.
             swaps: whether what is saved in it goes to the host.
+            checks: whether it is compared when it comes back.
         """
-        run = UnitRun(self, self._last(), module if swaps else None)
+        run = UnitRun(self, self._last(), module if swaps else None, checks)
         if swaps:
             with saved_tensors_hooks(run.pack, _unpack):
                 yield run
@@ -87,12 +89,12 @@ class Swaps:
         copy = reference() if reference is not None else None
         return copy if copy is not None and copy.is_of(tensor) else None
 
-    def add(self, tensor: Tensor) -> _Copy:
+    def add(self, tensor: Tensor, checks: bool) -> _Copy:
         """Enter the storage of ``tensor`` into the table."""
         queues = self._queues.get(tensor.device)
         if queues is None:
             queues = self._queues[tensor.device] = (_Queue(tensor.device), _Queue(tensor.device))
-        copy = _Copy(tensor, self.host_memory, *queues)
+        copy = _Copy(tensor, checks, self.host_memory, *queues)
         key = storage_id(tensor)
         copies = self._copies
         reference = weakref.ref(
@@ -112,10 +114,14 @@ class UnitRun:
         swaps: the table.
         previous: the run of the unit before it.
         module: the unit, if it swaps.
+        checks: whether what it saved is compared when it comes back.
     """
 
-    def __init__(self, swaps: Swaps, previous: UnitRun | None, module: nn.Module | None) -> None:
+    def __init__(
+        self, swaps: Swaps, previous: UnitRun | None, module: nn.Module | None, checks: bool
+    ) -> None:
         self._swaps = swaps
+        self._checks = checks
         self.previous: Callable[[], UnitRun | None] = (
             (lambda: None) if previous is None else weakref.ref(previous)
         )
@@ -130,7 +136,7 @@ class UnitRun:
             return _Kept(tensor)
         copy = self._swaps.find(tensor)
         if copy is None:
-            copy = self._swaps.add(tensor)
+            copy = self._swaps.add(tensor, self._checks)
         self._copies[id(copy)] = weakref.ref(copy)
         return _Saved(copy, tensor)
 
@@ -250,7 +256,12 @@ class _Copy:
     """
 
     def __init__(
-        self, tensor: Tensor, memory: _HostMemory, outward: _Queue, inward: _Queue
+        self,
+        tensor: Tensor,
+        checks: bool,
+        memory: _HostMemory,
+        outward: _Queue,
+        inward: _Queue,
     ) -> None:
         storage = tensor.untyped_storage()
         self.device = tensor.device
@@ -263,6 +274,8 @@ class _Copy:
         self._on_host: Tensor | None = None
         self._copied: Any = None
         self._fetched: Any = None
+        self._checks = checks
+        self._released_sum = 0
 
     def is_of(self, tensor: Tensor) -> bool:
         """Whether the copy is of the storage of ``tensor`` with its present content."""
@@ -289,6 +302,8 @@ class _Copy:
         if self._held is not None:
             self._outward.wait(self._copied)
             self._inward.wait(self._fetched)
+            if self._checks:
+                self._released_sum = _sum(self._held)
             self._held = None
 
     def fetch(self) -> None:
@@ -306,6 +321,12 @@ class _Copy:
         if storage is None:
             storage = self._copy_in()
         self._inward.wait(self._fetched)
+        if self._checks and self._released_sum not in (0, _sum(storage)):
+            raise PlanError(
+                f"a tensor of {self._size_bytes:,} bytes comes back from host memory with other values, so that the model would "
+                "train differently: it was changed in place where autograd does not see it, as by `.data`; keep or recompute "
+                "the modules that the plan swaps instead"
+            )
         return storage
 
     def _copy_in(self) -> torch.UntypedStorage:
@@ -317,9 +338,16 @@ class _Copy:
         return storage
 
     def __del__(self) -> None:
+        self._checks = False
         self.release()
         if self._on_host is not None:
             self._memory.add(-pinned_bytes(self._size_bytes))
+
+
+def _sum(storage: torch.UntypedStorage) -> int:
+    """Return the sum of a storage's bytes."""
+    whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    return int(whole.sum(dtype=torch.int64))
 
 
 class _HostMemory:

@@ -294,7 +294,7 @@ def draw_step(axes: Axes, answer: TraceAnswer, chart: StepChart, highest_bytes: 
     axes.text(
         x,
         0.985 * top,
-        "\n".join(_short(line, 60) for line in _peak_lines(answer, chart)),
+        "\n".join(_short(line, 40) for line in _peak_lines(answer, chart)),
         ha="left" if x < 0.5 else "right",
         va="top",
         fontsize=9,
@@ -302,14 +302,14 @@ def draw_step(axes: Axes, answer: TraceAnswer, chart: StepChart, highest_bytes: 
     )
 
 
-def _peak_lines(answer: TraceAnswer, chart: StepChart) -> tuple[str, str]:
-    """Return two lines on the marked point: its phase and bytes, and the operator that
-    allocated."""
+def _peak_lines(answer: TraceAnswer, chart: StepChart) -> tuple[str, ...]:
+    """Return lines on the marked point: its phase and bytes, the operator that allocated, and its
+    module."""
     used, peak = chart.used_bytes[chart.peak] / GIB, answer.peak
     phase = [name for name, start, _ in chart.phases if start <= chart.positions[chart.peak]][-1]
     if chart.is_run_peak:
-        module = f" in {peak.module}" if peak.module else ""
-        return f"peak: {used:,.2f} GiB in use, {phase}", f"{peak.operator}{module}"
+        module = (f"in {peak.module}",) if peak.module else ()
+        return f"peak: {used:,.2f} GiB in use, {phase}", peak.operator, *module
     step = f", step {peak.step}" if peak.step else ""
     return (
         f"most of this step: {used:,.2f} GiB in use, {phase}",

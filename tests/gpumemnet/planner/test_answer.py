@@ -70,6 +70,7 @@ def planned(traced: TraceAnswer) -> PlanAnswer:
         safe_bytes=2,
         verdict="yes",
         effect="rounding",
+        time="none",
         how="model.to(…)",
     )
     plan = a_plan(("0", "1", "2", "3"), {"1": "recompute"})

@@ -137,6 +137,22 @@ def test_refused_in_the_first_step(block: nn.Module, sentence: str) -> None:
         model(torch.ones(2, 4)).sum().backward()
 
 
+def test_what_comes_back_from_host_memory_must_be_what_was_let_go() -> None:
+    class Changed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            x.data.mul_(2)  # without autograd's knowledge
+            return x.sum()
+
+    class Exponential(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).exp()
+
+    model = nn.Sequential(Exponential(256, 256), Changed())
+    decisions = {"0": "swap", "1": "keep"}
+    with applied(model, decisions), pytest.raises(PlanError, match="262,144 bytes comes back"):
+        model(torch.ones(256, 256)).backward()
+
+
 def test_a_forward_pass_may_fill_a_cache_once() -> None:
     def cached(layer: Any) -> float:
         vars(layer).setdefault("factor", torch.tensor(2.0))
