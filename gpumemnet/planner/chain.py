@@ -166,7 +166,7 @@ class Chain:
     def region_bytes(self, choices: NDArray[np.int64]) -> Floats:
         """Return the bytes in each region for each row of ``choices``, shape ``[plans, r]``."""
         amounts = self.live_bytes - self._shared_gone_bytes(choices)
-        first = choices[0]
+        first = choices[:1].sum(axis=0)  # the first row; keep all, where there is none
         amounts -= self.gone_bytes[np.arange(self.units), first].sum(axis=0)
         # most searches ask for rows that differ in a few units
         for unit in np.flatnonzero((choices != first).any(axis=0)):

@@ -46,6 +46,7 @@ def test_the_greedy_search_is_close_to_the_fastest_of_all_plans(
 ) -> None:
     chain = random_chain(seed, units)
     limit = limit_between(chain, share)
+    assert not len(chain.peak_bytes(every_plan(chain)[:0]))
     best, found = fastest(chain, limit), greedy(chain, limit)
     if found.choices is None:
         return
