@@ -368,7 +368,7 @@ def _diffusion(row: dict[str, str]) -> Source:
     return Source(
         row["hub_id"],
         lambda: kind(**config),
-        partial(diffusion_inputs, config, BATCH),
+        partial(diffusion_inputs, row["architecture"], config, BATCH),
         1024 if config.get("sample_size", 128) >= 128 else 8 * config["sample_size"],
         "pixels",
         CHECKED.get(row["checked"], "unchecked"),

@@ -2,8 +2,9 @@
 
 ``architectures.json`` says for each family what its blocks look like, where a configuration does not
 say it, and which values of a configuration change that; what configurations and classes call sizes
-(``sizes``, ``class_keys``) and layers (``layer_names``, ``litgpt_targets``); and the class of
-``transformers`` that is trained by the table that lists a model (``tasks``: the first counts).
+(``sizes``, ``class_keys``) and layers (``layer_names``, ``litgpt_targets``); the class of
+``transformers`` that is trained by the table that lists a model (``tasks``: the first counts); and
+the shapes that a model is called with (``inputs``).
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class Style:
 def tables() -> dict[str, Any]:
     """``architectures.json``."""
     document: dict[str, Any] = shipped_json("named/architectures.json")
-    for part in ("families", "class_keys"):
+    for part in ("families", "class_keys", "inputs"):
         document[part] = {n: own for names, own in document[part].items() for n in names.split()}
     return document
 

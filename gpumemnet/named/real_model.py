@@ -40,7 +40,11 @@ _LARGEST_DIFFERENCE: Final = 0.01
 """From the catalogue's total of parameters."""
 _SLOW_PACKAGES: Final = ("torchvision", "torchaudio", "scipy", "sklearn", "pandas")
 """What ``transformers`` and ``peft`` import if it is there, for nothing that is needed here."""
-_IMAGE_SIDE: Final = 224
+_TYPES: Final = dict.fromkeys(("input_ids", "labels"), torch.long) | dict.fromkeys(
+    ("img_ids", "txt_ids"), torch.float32
+)
+"""Inputs that have a type of their own."""
+_USUAL_RESOLUTION: Final = 1024
 _FAULTS: Final = (ImportError, AttributeError, KeyError, TypeError, ValueError, RuntimeError)
 
 
@@ -135,12 +139,23 @@ def _count(model: nn.Module) -> int:
     return sum(each.numel() for each in model.parameters())
 
 
-def _whole(*shape: int) -> Tensor:
-    return torch.empty(shape, dtype=torch.long, device="meta")
+def _inputs(
+    kind: str, config: Mapping[str, Any], dtype: torch.dtype = torch.float32, **sizes: int
+) -> dict[str, Any]:
+    """What a model of this kind is called with.
 
-
-def _values(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
+    ``architectures.json`` states the shapes in numbers, ``sizes`` and keys of the configuration.  An
+    input is left out where such a key has no value; one with a question mark is a condition alone.
+    """
+    known: dict[Any, Any] = {**config, **sizes}
+    found: dict[str, Any] = {}
+    for path, stated in tables()["inputs"][kind].items():
+        if all(known.get(each.rstrip("?")) for each in stated if isinstance(each, str)):
+            shape = [known.get(each, each) for each in stated if not str(each).endswith("?")]
+            group, _, name = path.rpartition(".")
+            own = found.setdefault(group, {}) if group else found
+            own[name] = torch.empty(shape, dtype=_TYPES.get(name, dtype), device="meta")
+    return found
 
 
 # ---- one builder for each library
@@ -158,55 +173,28 @@ def _of_images(name: str, config: dict[str, Any], method: Method) -> RealModel:
 
             model = get_model(network, weights=None)
         model.to(_dtype(method))
-    images = _values(method.batch_size, 3, _IMAGE_SIDE, _IMAGE_SIDE)
-    labels = torch.zeros(method.batch_size, dtype=torch.long, device="meta")
-    return RealModel(ClassLoss(model), {"images": images, "labels": labels}, _count(model))
-
-
-_FLUX_TEXT: Final = 512
-_USUAL_RESOLUTION: Final = 1024
+    inputs = _inputs(library, {}, batch=method.batch_size)
+    return RealModel(ClassLoss(model), inputs, _count(model))
 
 
 def diffusion_inputs(
-    config: Mapping[str, Any], batch: int, side: int, dtype: torch.dtype = torch.float32
+    kind: str,
+    config: Mapping[str, Any],
+    batch: int,
+    side: int,
+    dtype: torch.dtype = torch.float32,
 ) -> dict[str, Any]:
     """What the network of a diffusion pipeline is called with: latents of square images, and text.
 
     Args:
+        kind: its class.
         config: of the network.
         batch: samples.
         side: pixels of a side of an image.
         dtype: of latents and embeddings.
     """
-
-    def values(*sizes: int) -> Tensor:
-        return _values(batch, *sizes, dtype=dtype)
-
-    latents = values(config["in_channels"], side // 8, side // 8)
-    inputs: dict[str, Any] = {"timestep": values()}
-    pooled = config.get("pooled_projection_dim")
-    if pooled:
-        inputs["pooled_projections"] = values(pooled)
-    if "cross_attention_dim" in config and "caption_channels" not in config:  # a UNet
-        if config.get("addition_embed_type"):
-            added = {"text_embeds": values(1280), "time_ids": values(6)}
-            inputs["added_cond_kwargs"] = added
-        text = values(77, config["cross_attention_dim"])
-        return {**inputs, "sample": latents, "encoder_hidden_states": text}
-    if "caption_channels" in config:  # PixArt
-        sizes = {"resolution": values(2), "aspect_ratio": values(1)}
-        inputs |= {"added_cond_kwargs": sizes}
-        text = values(300, config["caption_channels"])
-    elif "num_single_layers" in config:  # FLUX
-        tokens, axes = (side // 16) ** 2, len(config.get("axes_dims_rope") or (16, 56, 56))
-        latents = values(tokens, config["in_channels"])
-        text = values(_FLUX_TEXT, config["joint_attention_dim"])
-        inputs |= {"img_ids": _values(tokens, axes), "txt_ids": _values(_FLUX_TEXT, axes)}
-        if config.get("guidance_embeds"):
-            inputs["guidance"] = values()
-    else:  # Stable Diffusion 3
-        text = values(77 + 256, config["joint_attention_dim"])
-    return {**inputs, "hidden_states": latents, "encoder_hidden_states": text}
+    sizes = {"batch": batch, "latent_side": side // 8, "latent_patches": (side // 16) ** 2}
+    return _inputs(kind, config, dtype, **sizes)
 
 
 def _of_diffusers(name: str, config: dict[str, Any], method: Method) -> RealModel:
@@ -214,11 +202,11 @@ def _of_diffusers(name: str, config: dict[str, Any], method: Method) -> RealMode
 
     names = tables()["class_keys"]["diffusers"]
     stated = {names.get(key, key): value for key, value in config.items()}
-    kind = getattr(diffusers, stated["architectures"][0])
+    kind: Any = getattr(diffusers, stated["architectures"][0])
     dtype, side = _dtype(method), method.resolution or _USUAL_RESOLUTION
     with torch.device("meta"):
         model = kind.from_config(stated).to(dtype)
-    inputs = diffusion_inputs(stated, method.batch_size, side, dtype)
+    inputs = diffusion_inputs(kind.__name__, stated, method.batch_size, side, dtype)
     total = _count(model)
     if method.checkpointing:
         model.enable_gradient_checkpointing()
@@ -255,8 +243,7 @@ def _of_litgpt(name: str, config: dict[str, Any], method: Method) -> RealModel:
         shape = model.transformer.wte.weight.shape
         with torch.device("meta"):
             model.transformer.wte = StableEmbedding(*shape).to(dtype)
-    tokens = _whole(method.batch_size, method.sequence_length)
-    inputs = {"input_ids": tokens, "labels": tokens.clone()}
+    inputs = _inputs("CAUSAL_LM", {}, batch=method.batch_size, tokens=method.sequence_length)
     chunks = {"lm_head_chunk_size": HEAD_CHUNK} if method.has_adapters else {}
     return RealModel(ChunkedLoss(model, **chunks), inputs, total, ("", "model", "model.lm_head"))
 
@@ -284,7 +271,7 @@ def _of_transformers(name: str, config: dict[str, Any], method: Method) -> RealM
         notes.append("of Liger's kernels the loss is traced; norms and gates run unfused")
     outer = ("", "model", *(("model.base_model", "model.base_model.model") * method.has_adapters))
     heads = (*outer, f"{outer[-1]}.{head}")
-    return RealModel(loss, _inputs(task, made, method), total, heads, notes=notes)
+    return RealModel(loss, _inputs(task, _sizes(task, made, method)), total, heads, notes=notes)
 
 
 _BUILDERS: Final = {
@@ -345,22 +332,17 @@ def _loss(model: nn.Module, task: str, method: Method) -> TrainedModel:
     return OwnLoss(model) if method.raises_logits else ClassLoss(model)
 
 
-def _inputs(task: str, config: Any, method: Method) -> dict[str, Tensor]:
-    batch, tokens = method.batch_size, method.sequence_length
-    if task == "CAUSAL_LM" or task == "SEQ_TO_SEQ_CAUSAL_LM":
-        return {"input_ids": _whole(batch, tokens), "labels": _whole(batch, tokens)}
-    if task == "MASKED_LM":
-        return {"input_ids": _whole(batch, tokens), "labels": _whole(batch)}
-    if task == "SPEECH_SEQ_2_SEQ":
-        frames = _values(batch, config.num_mel_bins, 2 * config.max_source_positions)
-        tokens = min(tokens, config.max_target_positions)
-        return {"input_features": frames, "labels": _whole(batch, tokens)}
-    part = getattr(config, "vision_config", config)
-    pixels = _values(batch, part.num_channels, part.image_size, part.image_size)
-    if task == "IMAGE_CLASSIFICATION":
-        return {"pixel_values": pixels, "labels": _whole(batch)}
-    tokens = min(tokens, config.text_config.max_position_embeddings)
-    return {"input_ids": _whole(batch, tokens), "pixel_values": pixels}
+def _sizes(task: str, config: Any, method: Method) -> dict[str, Any]:
+    """Sizes of the inputs of a model, the keys of its parts among them."""
+    stated = config.to_dict()
+    stated = {**stated.get("text_config", {}), **stated, **stated.get("vision_config", {})}
+    longest = {
+        "SPEECH_SEQ_2_SEQ": stated.get("max_target_positions"),
+        "ZERO_SHOT_IMAGE_CLASSIFICATION": stated.get("max_position_embeddings"),
+    }
+    tokens = min(method.sequence_length, longest.get(task) or method.sequence_length)
+    frames = 2 * (stated.get("max_source_positions") or 0)
+    return stated | {"batch": method.batch_size, "tokens": tokens, "frames": frames}
 
 
 def _with_method(model: Any, head: Any, method: Method, notes: list[str]) -> Any:

@@ -19,9 +19,8 @@ from typing import Any, Final
 from gpumemnet.atomic_files import shipped_json
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
-from gpumemnet.named.blocks import effects, states
+from gpumemnet.named.blocks import effects
 from gpumemnet.named.methods import ALL_LINEAR
-from gpumemnet.physics.element_types import FULL_BYTES, HALF_BYTES
 
 _MAX_FILE_BYTES: Final = 2**20
 _YAML: Final = (".yaml", ".yml")
@@ -145,7 +144,7 @@ def read_trainer_file(source: str | Mapping[str, Any]) -> TrainerFile | None:
     kind = Path(source).suffix.lower()
     if kind not in (*_YAML, _JSON):
         return None
-    keys = _Keys(source, _values(Path(source)))
+    keys = _Keys(source, _flat(_document(Path(source))))
     is_model = kind == _JSON and keys.has("model_type", "architectures", "_class_name")
     return None if is_model else _read(keys, kind)
 
@@ -167,11 +166,6 @@ def adapter_fields(source: str | Mapping[str, Any]) -> dict[str, Any]:
         "lora_dropout": float(stated.get("lora_dropout") or 0.0),
         **({"lora_rank": rank} if type(rank) is int and rank > 0 else {}),
     }
-
-
-def _values(path: Path) -> dict[str, Any]:
-    """The keys of a file, those of nested mappings joined by dots."""
-    return _flat(_document(path))
 
 
 def _document(path: Path) -> dict[str, Any]:
@@ -214,22 +208,20 @@ def _read(keys: _Keys, kind: str) -> TrainerFile:
         changes |= _litgpt(keys)
     if name == "TRL" and keys.has("num_generations", "max_completion_length"):
         changes |= _grpo(keys)
+    is_full, is_pairs = changes["method"] == "full", changes.pop("is_pairs", False)
     fields: dict[str, Any] = {}
     for each, key in table["fields"].items():
-        if each.startswith("lora_") and (each in changes or changes["method"] == "full"):
+        if each.startswith("lora_") and (each in changes or is_full):
             keys.read.update(key[0].split())
         else:
             fields |= _value(keys, each, *key)
     evaluated = keys.count(table.get("evaluation", "evaluation"))
     if evaluated is not None and evaluated > fields["batch_size"]:
         keys.costing.append(table["evaluation"])
-    if any(states(keys.values, pattern) for pattern in table.get("pairs", ())):
+    if is_pairs:
         fields["batch_size"] *= 2
-        if changes["method"] == "full":
-            keys.costing.append("the reference model of preferences")
-    if "sharding" in table:
-        fields |= _sharding(keys, table["sharding"])
-    flags = table.get("targets", {}) if changes["method"] != "full" else {}
+        keys.costing += ["the reference model of preferences"] * is_full
+    flags = {} if is_full else table.get("targets", {})
     layers = [layer for flag, (layer, default) in flags.items() if keys.flag(flag, default)]
     if layers:
         layers = [*filter(None, [fields.get("lora_target")]), *layers]
@@ -241,43 +233,28 @@ def _read(keys: _Keys, kind: str) -> TrainerFile:
         None if model is None else _without_folders(str(model)),
         {each: value for each, value in fields.items() if value is not None},
         keys.defaults,
-        *_named(keys, table),
+        **_named(keys, table),
     )
 
 
 def _changes(keys: _Keys, table: dict[str, Any]) -> dict[str, Any]:
     """Fields of the method by the rules of a trainer."""
-    if "needed" in table and not keys.has(table["needed"]):
-        raise keys.wrong(table["needed"], "is missing: the file trains nothing")
-    for pattern, key, reason in table.get("refused", ()):
-        if states(keys.values, pattern):
-            raise keys.wrong(key, reason)
     for names, default in table.get("noted", {}).items():
         keys.get(names, default)
     rules = list(table["rules"])
     if "sharding" in table:
-        _zero_stage(keys)
+        _read_deepspeed(keys)
         rules = [*_tables()["common"]["rules"], *rules]
     keys.read.update(each.partition("=")[0] for stated, _ in rules for each in stated.split())
     found: dict[str, Any] = {"method": "full", **table["defaults"], **effects(rules, keys.values)}
+    refused = found.pop("refused", None)
+    if refused:
+        raise keys.wrong(*refused)
     keys.costing += [found.pop("costing")] if "costing" in found else []
-    if "weights" not in found:
-        return found
-    return _precision(found.pop("weights"), found.pop("compute")) | found
-
-
-def _precision(weights: str, compute: str) -> dict[str, Any]:
-    """Fields for the type in which weights are loaded, and the type of autocast, if any."""
-    is_full = weights == "float32"
-    precision = "amp_bf16" if compute else "fp32"
-    if not is_full:
-        precision = "bf16"
-    return {
-        "precision": "amp_fp16" if compute == "fp16" else precision,
-        "has_autocast": bool(compute),
-        "frozen_bytes": FULL_BYTES if is_full else HALF_BYTES,
-        "raises_frozen": is_full,
-    }
+    if found.get("parallel") == "fsdp":  # of no stated version
+        found["parallel"] = table["sharding"]
+    types = f"{found.pop('weights')} {found.pop('compute')}"  # of weights, and of autocast, if any
+    return {**_tables()["precisions"][types.strip()], **found}
 
 
 def _grpo(keys: _Keys) -> dict[str, Any]:
@@ -285,7 +262,7 @@ def _grpo(keys: _Keys) -> dict[str, Any]:
     keys.costing.append("the generation of completions")
     prompt = keys.count("max_prompt_length", 512) or 0
     keys.values["max_length"] = prompt + (keys.count("max_completion_length", 256) or 0)
-    return {"batch_size": keys.count("per_device_train_batch_size", 8), "kernels": None}
+    return {"batch_size": keys.count("per_device_train_batch_size", 8)}
 
 
 def _litgpt(keys: _Keys) -> dict[str, Any]:
@@ -309,8 +286,6 @@ def _value(keys: _Keys, each: str, names: str, default: Any = None) -> dict[str,
         return {each: keys.count(names, default)}
     if each == "checkpointing":
         return {each: keys.flag(names, default)}
-    if each == "kernels":
-        return {each: "liger" if keys.flag(names) else "none"}
     if each == "lora_dropout":
         return {each: float(keys.get(names) or 0.0)}
     if each == "lora_target":
@@ -336,7 +311,7 @@ def _target(keys: _Keys, name: str, default: str | None) -> str:
     return target
 
 
-def _named(keys: _Keys, table: dict[str, Any]) -> tuple[tuple[str, ...], ...]:
+def _named(keys: _Keys, table: dict[str, Any]) -> dict[str, tuple[str, ...]]:
     """The keys that are not modelled, and those that are not known."""
     common = _tables()["common"]
     kinds = {
@@ -344,8 +319,8 @@ def _named(keys: _Keys, table: dict[str, Any]) -> tuple[tuple[str, ...], ...]:
         for kind in ("saving", "costing", "harmless")
         for pattern in (*table[kind], *(common[kind] if "common" in table[kind] else ()))
     }
-    named: dict[str, list[str]] = {"saving": keys.saving, "costing": keys.costing}
-    named |= {"unknown": [], "harmless": []}
+    named: dict[str, list[str]] = {kind: [] for kind in ("harmless", "unknown")}
+    named |= {"saving": keys.saving, "costing": keys.costing}
     for name, value in keys.values.items():
         stated = f"{name}={value}".lower()
         pattern = next((each for each in kinds if "=" in each and fnmatchcase(stated, each)), "")
@@ -356,7 +331,7 @@ def _named(keys: _Keys, table: dict[str, Any]) -> tuple[tuple[str, ...], ...]:
             kind = kinds.get(pattern, "unknown")
             if kind == "unknown" or not _is_off(name, value):
                 named[kind].append(pattern or name)
-    return tuple(tuple(dict.fromkeys(each)) for each in list(named.values())[:3])
+    return {kind: tuple(dict.fromkeys(each)) for kind, each in named.items() if kind != "harmless"}
 
 
 def _without_folders(name: str) -> str:
@@ -367,32 +342,15 @@ def _without_folders(name: str) -> str:
     return "/".join(path.parts[-2:]) if path.parts[0] == "checkpoints" else path.name
 
 
-# ---- several GPUs
-
-
-def _sharding(keys: _Keys, fsdp: str) -> dict[str, Any]:
-    """How several GPUs share a training that ``accelerate`` starts."""
-    stage = _zero_stage(keys)
-    if stage is not None:
-        return {"parallel": {1: "zero1", 2: "zero2", 3: "zero3"}.get(stage, "ddp")}
-    version = keys.get("fsdp_version fsdp_config.fsdp_version fsdp_config.version")
-    if not keys.text("fsdp") and not version and not keys.has("fsdp_config"):
-        return {}
-    fields: dict[str, Any] = {"parallel": f"fsdp{version}" if version else fsdp}
-    recomputes = "fsdp_config.activation_checkpointing fsdp_config.fsdp_activation_checkpointing"
-    return fields | ({"checkpointing": True} if keys.flag(recomputes) else {})
-
-
-def _zero_stage(keys: _Keys) -> int | None:
-    """Stage of ZeRO: by the configuration of DeepSpeed, else by the name of its file."""
+def _read_deepspeed(keys: _Keys) -> None:
+    """Adds the configuration of DeepSpeed, else the stage of ZeRO that the name of its file says."""
     name = str(keys.get("deepspeed") or "")
     for folder in (Path(), *Path(keys.label).parents) if name else ():
         if (folder / name).is_file():
-            keys.values |= _flat({"deepspeed": _values(folder / name)})
+            keys.values |= _flat({"deepspeed": _document(folder / name)})
             break
     found = re.search(r"(?:z|zero|stage)[_-]?([0-3])", name.lower())
-    key = "deepspeed.zero_optimization.stage"
-    stage = keys.values.get(key, found and int(found[1]))
-    if name and stage is None:
+    if found is not None:
+        keys.values.setdefault("deepspeed.zero_optimization.stage", int(found[1]))
+    elif name and not keys.has("deepspeed.zero_optimization.stage"):
         keys.costing.append(f"deepspeed={name} (not found, counted as DDP)")
-    return keys.values.setdefault(key, stage) if stage is not None else None
