@@ -265,7 +265,7 @@ class Stack:
     def _attended(self, section: Section, inputs: tuple[int, ...]) -> int:
         wide = self.heads * self.head_width
         name = EAGER if self.style.is_eager else "self_attn"
-        sizes = {"heads": self.heads, "width": self.head_width}
+        sizes = {"rows": self.tokens, "heads": self.heads, "width": self.head_width}
         attended = section.add("attention", inputs, self.tokens * wide, name, **sizes)
         out = (wide, self.hidden)
         return section.linear(attended, self.tokens, out, "o_proj", self.style.out_bias)
@@ -307,9 +307,8 @@ class Stack:
         inner = tokens * self.heads * width
         queries, keys = (section.add("concatenate", each, inner) for each in (queries, pairs))
         shape = tokens * self.heads * value_width
-        attended = section.add(
-            "attention", (queries, keys, pairs), shape, "self_attn", heads=self.heads, width=width
-        )
+        sizes = {"rows": tokens, "heads": self.heads, "width": width}
+        attended = section.add("attention", (queries, keys, pairs), shape, "self_attn", **sizes)
         return section.linear(attended, tokens, (self.heads * value_width, self.hidden), "o_proj")
 
     # ---- feed-forward layers

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,7 +19,7 @@ from gpumemnet.job.training_job import OPTIMIZERS
 from gpumemnet.named.architectures import is_decoder
 from gpumemnet.named.catalogue import NamedModel
 from gpumemnet.named.methods import EIGHT_BIT, Method
-from gpumemnet.named.step_walk import PARTS
+from gpumemnet.named.step_walk import PARTS, ProcessPeak
 from gpumemnet.sandbox.process import Progress, ask
 from gpumemnet.tracing.api import (
     DEADLINE_SECONDS,
@@ -56,30 +56,9 @@ _UNEQUAL_BLOCKS: Final = (
 """Keys of configurations whose blocks may differ."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExactPeak:
-    """The traced peak of a training step.
-
-    Attributes:
-        parameters, trained_parameters: elements of the model, and those that receive gradients.
-        expected_bytes, safe_bytes: of the process on one GPU, CUDA context included.
-        parts: as in :attr:`~gpumemnet.named.fit.FitAnswer.parts`.
-        moment: when the peak is.
-        notes: what was assumed.
-    """
-
-    parameters: int
-    trained_parameters: int
-    expected_bytes: int
-    safe_bytes: int
-    parts: Mapping[str, int]
-    moment: str
-    notes: tuple[str, ...]
-
-
 def exact_peak(
     model: NamedModel, method: Method, gpu: DeviceProfile, progress: Progress | None = None
-) -> ExactPeak:
+) -> ProcessPeak:
     """Trace the training of a named model.
 
     Args:
@@ -100,7 +79,7 @@ def exact_peak(
         deadline_seconds=DEADLINE_SECONDS,
         progress=progress,
     )
-    return ExactPeak(**{**found, "notes": tuple(found["notes"])})
+    return ProcessPeak(**{**found, "notes": tuple(found["notes"])})
 
 
 def stated_job(model: NamedModel, method: Method, request: TraceRequest) -> dict[str, Any]:

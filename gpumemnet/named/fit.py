@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from itertools import accumulate
 from operator import or_
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from gpumemnet.atomic_files import shipped_json
 from gpumemnet.errors import ExtractError, FieldError, InvalidRequestError
@@ -41,8 +41,8 @@ from gpumemnet.named.methods import (
     Method,
 )
 from gpumemnet.named.operators import Network
-from gpumemnet.named.step_walk import PARTS, StepPeak, step_peak
-from gpumemnet.named.trainer_files import TrainerFile, adapter_fields, read_trainer_file
+from gpumemnet.named.step_walk import PARTS, ProcessPeak, StepPeak, step_peak
+from gpumemnet.named.trainer_files import adapter_fields, read_trainer_file
 from gpumemnet.physics.attention_kernels import (
     FLASH,
     AttentionCall,
@@ -52,9 +52,6 @@ from gpumemnet.physics.attention_kernels import (
 )
 from gpumemnet.physics.element_types import HALF_BYTES
 from gpumemnet.units import GIB, MIB, ceil_mib
-
-if TYPE_CHECKING:
-    from gpumemnet.named.exact import ExactPeak
 
 COVERAGE: Final = 0.98
 """Share of the published readings that lie below the safe bytes."""
@@ -232,10 +229,9 @@ class _Asked:
         reserved = self.peak(method).reserved_bytes
         return round(reserved * self.scale) + self.context.expected_bytes
 
-    def safe(self, method: Method, expected: int | None = None) -> int:
+    def safe(self, method: Method) -> int:
         """Safe bytes of the process."""
-        expected = self.expected(method) if expected is None else expected
-        above_context = expected - self.context.expected_bytes
+        above_context = self.expected(method) - self.context.expected_bytes
         return round(above_context * self._factor(method)) + self.context.bound_bytes
 
     def _factor(self, method: Method) -> float:
@@ -250,7 +246,7 @@ class _Asked:
 
     def trace(
         self, method: Method, notes: list[str], progress: Callable[[str], None] | None
-    ) -> ExactPeak | None:
+    ) -> ProcessPeak | None:
         """The traced peak, to which all further answers are scaled; ``None``, with a note, where
         the job cannot be traced."""
         from gpumemnet.named.exact import exact_peak
@@ -269,9 +265,10 @@ class _Asked:
         self.traced = method, factor
         return traced
 
-    def is_safe(self, method: Method) -> bool:
-        """Whether the safe bytes are available on the GPU."""
-        return self.profile is None or ceil_mib(self.safe(method)) <= available_mib(self.profile)
+    def is_safe(self, method: Method, /, **changes: Any) -> bool:
+        """Whether the safe bytes of the changed method are available on the GPU."""
+        safe_bytes = self.safe(replace(method, **changes))
+        return self.profile is None or ceil_mib(safe_bytes) <= available_mib(self.profile)
 
     def kernel(self, method: Method) -> tuple[str, str]:
         """The kernel that PyTorch runs for the model's attention, and why not flash."""
@@ -286,26 +283,24 @@ class _Asked:
 
 
 def _attention_call(built: Network, method: Method) -> AttentionCall | None:
+    """What the first attention of a network asks of PyTorch."""
     for section in built.sections:
         for operator in section.operators:
             if operator.kind == "attention":
-                positions = operator.elements // (operator.heads * operator.width) or 1
-                groups = operator.heads
-                for source in operator.inputs[1:2]:
-                    given = section.operators[source]
-                    if given.kind != "linear" or given.elements < operator.elements:
-                        groups = max(1, given.elements // (positions * operator.width))
-                shapes = [
-                    (method.batch_size, heads, positions, operator.width)
-                    for heads in (operator.heads, groups, groups)
-                ]
+                width, heads = operator.width, operator.heads
+                positions = operator.rows or operator.elements // (heads * width) or 1
+                keys = section.operators[operator.inputs[1]].elements
+                groups = min(heads, keys // (positions * width) or 1)  # a joined layer gives more
                 return AttentionCall(
-                    query=shapes[0],
-                    key=shapes[1],
-                    value=shapes[2],
+                    query=(method.batch_size, heads, positions, width),
+                    key=(method.batch_size, groups, positions, width),
+                    value=(
+                        *(method.batch_size, groups, positions),
+                        operator.elements // (heads * positions),
+                    ),
                     dtype=_TYPES.get(method.precision, "float32"),
                     is_causal=built.is_causal,
-                    enable_gqa=groups != operator.heads,
+                    enable_gqa=groups != heads,
                 )
     return None
 
@@ -344,20 +339,22 @@ def fit(
     adapter: Any = method.get("method")
     if isinstance(adapter, Mapping) or str(adapter).endswith(".json"):
         method |= adapter_fields(adapter)
-    profile, count, note = _asked_gpu(gpu)
-    notes = [note] if note else []
-    stated: dict[str, Any] = {} if count is None else {"parallel": "fsdp2", "gpus": count}
+    profile, counted, notes = _asked_gpu(gpu)
+    stated: dict[str, Any] = {"parallel": "fsdp2"} if counted else {}
     if not isinstance(model, NamedModel):
         file = read_trainer_file(model)
         if file is not None:
-            stated |= {**file.method, **({} if count is None else {"gpus": count})}
+            stated |= file.method
             if "precision" in method:  # overrides the type in which the file loads a base
                 stated.pop("frozen_bytes", None)
-            notes += file.notes(count)
-        model = find_model(base_model or _stated_model(model, file))
+            notes += file.notes(counted.get("gpus"))
+            base_model = base_model or file.model
+            if base_model is None:
+                raise InvalidRequestError("is needed: the file names no model", "base_model")
+        model = find_model(base_model or str(model))
     try:
         asked = _Asked(model, profile)
-        how = _with_defaults(asked, stated | method)
+        how = _with_defaults(asked, stated | counted | method)
         if not (how.adapter and exact):  # peft finds its own layers, norms too
             _check_targets(asked.network(how), how)
         if how.adapter and not exact:
@@ -392,32 +389,24 @@ def _check_targets(built: Network, method: Method) -> None:
         )
 
 
-def _stated_model(model: str | Mapping[str, Any], file: TrainerFile | None) -> str:
-    name = str(model) if file is None else file.model
-    if name is None:
-        raise InvalidRequestError("is needed: the file names no model", "base_model")
-    return name
-
-
-def _asked_gpu(gpu: str | DeviceProfile | None) -> tuple[DeviceProfile | None, int | None, str]:
-    """Profile, number of GPUs, and what the name means if it is ambiguous."""
+def _asked_gpu(
+    gpu: str | DeviceProfile | None,
+) -> tuple[DeviceProfile | None, dict[str, int], list[str]]:
+    """Profile, number of GPUs if the name states it, and what the name means if it is ambiguous."""
     if gpu is None or isinstance(gpu, DeviceProfile):
-        return gpu, None, ""
+        return gpu, {}, []
     head, times, name = gpu.partition("x")
-    count = int(head) if times and head.isdecimal() else None
-    profile = find_profile(name if count else gpu)
-    asked = name if count else gpu
+    counted = {"gpus": int(head)} if times and head.isdecimal() else {}
+    asked = name if counted else gpu
+    profile = find_profile(asked)
     others = [
-        each
+        each.aliases[0]
         for each in device_profiles()
         if each.name != profile.name and any(a.startswith(f"{asked}-") for a in each.aliases)
     ]
-    note = ""
-    if others:
-        size = round(profile.capacity_bytes / GIB)
-        alternatives = ", ".join(each.aliases[0] for each in others[:3])
-        note = f"{asked} means the {size} GB card, {profile.name}; others: {alternatives}"
-    return profile, count, note
+    size = f"the {round(profile.capacity_bytes / GIB)} GB card, {profile.name}"
+    note = f"{asked} means {size}; others: {', '.join(others[:3])}"
+    return profile, counted, [note] * bool(others)
 
 
 def _with_defaults(asked: _Asked, stated: Mapping[str, Any]) -> Method:
@@ -447,44 +436,53 @@ def _with_defaults(asked: _Asked, stated: Mapping[str, Any]) -> Method:
     return method if asked.recomputes(method) else replace(method, checkpointing=False)
 
 
-def _answer(asked: _Asked, method: Method, notes: list[str], traced: ExactPeak | None) -> FitAnswer:
-    kernel, reason = asked.kernel(method)
-    peak = asked.peak(method)
-    expected = asked.expected(method)
-    safe = asked.safe(method, expected)
-    built, profile = asked.network(method), asked.profile
-    available = None if profile is None else available_mib(profile) * MIB
+def _instant_peak(asked: _Asked, method: Method) -> ProcessPeak:
+    """What a trace would say, by the instant depth."""
+    peak, built = asked.peak(method), asked.network(method)
     parameters = asked.model.parameters or built.parameters
-    parts = {name: getattr(peak, name) for name in PARTS}
-    parts["context_bytes"] = asked.context.expected_bytes
+    return ProcessPeak(
+        parameters=parameters,
+        trained_parameters=_adapter_elements(built, method) if method.has_adapters else parameters,
+        expected_bytes=asked.expected(method),
+        safe_bytes=asked.safe(method),
+        parts={name: getattr(peak, name) for name in PARTS}
+        | {"context_bytes": asked.context.expected_bytes},
+        moment=peak.moment,
+        notes=(),
+    )
+
+
+def _answer(
+    asked: _Asked, method: Method, notes: list[str], traced: ProcessPeak | None
+) -> FitAnswer:
+    kernel, reason = asked.kernel(method)
+    built, profile = asked.network(method), asked.profile
+    peak = traced or _instant_peak(asked, method)
     if traced is not None:
-        expected, parts = traced.expected_bytes, dict(traced.parts)
-        parameters = traced.parameters
         scaled = "table, limits and changes are those of the instant depth, scaled to this trace"
         notes = [*notes, *traced.notes, scaled]
     blocks: Counter[str] = Counter()
     for section in built.sections:
         blocks[section.name] += section.count
-    trained = parameters
-    if method.has_adapters:
-        trained = traced.trained_parameters if traced else _adapter_elements(built, method)
-    judged = None
-    if available is not None:
-        judged = verdict(ceil_mib(expected), ceil_mib(safe), available // MIB)
+    safe = asked.safe(method)
+    available = judged = None
+    if profile is not None:
+        available = available_mib(profile)
+        judged = verdict(ceil_mib(peak.expected_bytes), ceil_mib(safe), available)
     return FitAnswer(
         model=asked.model.name,
         source=asked.model.source,
         checked=asked.model.checked,
-        parameters=parameters,
-        trained_parameters=trained,
+        parameters=peak.parameters,
+        trained_parameters=peak.trained_parameters,
         method=method,
         gpu=None if profile is None else profile.name,
-        available_bytes=available,
+        available_bytes=available and available * MIB,
         verdict=judged,
-        expected_bytes=expected,
+        expected_bytes=peak.expected_bytes,
         safe_bytes=safe,
-        parts=parts,
-        moment=traced.moment if traced else peak.moment,
+        parts=dict(peak.parts),
+        moment=peak.moment,
         blocks=tuple((count, name) for name, count in blocks.items()),
         attention=f"{kernel}: flash does not run, {reason}" if reason else kernel,
         table=tuple(_table(asked, method)),
@@ -587,9 +585,7 @@ def _largest(is_safe: Callable[[int], bool], most: int) -> int:
 def _largest_batch(asked: _Asked, method: Method) -> int | None:
     if asked.profile is None:
         return None
-    return _largest(
-        lambda batch: asked.is_safe(replace(method, batch_size=batch)), MAX_SEARCHED_BATCH
-    )
+    return _largest(lambda batch: asked.is_safe(method, batch_size=batch), MAX_SEARCHED_BATCH)
 
 
 def _longest_sequence(asked: _Asked, method: Method) -> int | None:
@@ -597,7 +593,7 @@ def _longest_sequence(asked: _Asked, method: Method) -> int | None:
     if asked.profile is None or not asked.reads_tokens:
         return None
     most = max(asked.model.longest or MAX_SEQUENCE_LENGTH, method.sequence_length)
-    return _largest(lambda tokens: asked.is_safe(replace(method, sequence_length=tokens)), most)
+    return _largest(lambda tokens: asked.is_safe(method, sequence_length=tokens), most)
 
 
 def _smallest_gpu(asked: _Asked, method: Method) -> str | None:
@@ -615,26 +611,20 @@ def _smallest_gpu(asked: _Asked, method: Method) -> str | None:
 def _fewest_gpus(asked: _Asked, method: Method) -> int | None:
     if asked.profile is None:
         return None
-    if asked.is_safe(replace(method, gpus=1)):
-        return 1
-    count = 2
-    while count <= _MOST_GPUS:
-        if asked.is_safe(replace(method, gpus=count, parallel="fsdp2")):
-            return count
-        count *= 2
-    return None
+    counts = (2**power for power in range(_MOST_GPUS.bit_length()))
+    return next((n for n in counts if asked.is_safe(method, gpus=n, parallel="fsdp2")), None)
 
 
 def _changes(asked: _Asked, method: Method) -> Iterator[Change]:
     """The cheapest changes that make the job fit: single ones, else several together."""
     steps = list(_steps(asked, method))
-    found = [changed for each in steps if asked.is_safe(changed := replace(method, **each))]
+    found = [each for each in steps if asked.is_safe(method, **each)]
     if not found:
-        together = (replace(method, **each) for each in list(accumulate(steps, or_))[1:])
-        found = [changed for changed in together if asked.is_safe(changed)][:1]
-    for changed in found[:_SHOWN_CHANGES]:
-        expected = asked.expected(changed)
-        yield Change(*_words(asked, method, changed), expected, asked.safe(changed, expected))
+        together = list(accumulate(steps, or_))[1:]
+        found = [each for each in together if asked.is_safe(method, **each)][:1]
+    for each in found[:_SHOWN_CHANGES]:
+        changed = replace(method, **each)
+        yield Change(*_words(asked, method, changed), asked.expected(changed), asked.safe(changed))
 
 
 def _words(asked: _Asked, method: Method, changed: Method) -> tuple[str, str]:
@@ -680,16 +670,16 @@ def _steps(asked: _Asked, method: Method) -> Iterator[dict[str, Any]]:
     if method.sequence_length > _SHORT and asked.reads_tokens:
         yield {"sequence_length": method.sequence_length // 2}
     parallel = method.parallel if method.parallel in SHARDED else "fsdp2"
-    sharded: list[dict[str, Any]] = [
-        {"gpus": gpus, "parallel": parallel} for gpus in (2, 4, 8) if gpus > method.gpus
-    ]
-    yield from [each for each in sharded if asked.is_safe(replace(method, **each))][:1]
+    for gpus in (2, 4, 8):
+        if gpus > method.gpus and asked.is_safe(method, gpus=gpus, parallel=parallel):
+            yield {"gpus": gpus, "parallel": parallel}
+            break
 
 
 def _smaller_batch(asked: _Asked, method: Method) -> int:
     """The first of a half, a quarter … of the batch that is safe; 1 if none is."""
     batch = method.batch_size // 2
-    while batch > 1 and not asked.is_safe(replace(method, batch_size=batch)):
+    while batch > 1 and not asked.is_safe(method, batch_size=batch):
         batch //= 2
     return max(batch, 1)
 

@@ -40,7 +40,7 @@ class Operator(NamedTuple):
         inputs: positions of the operators whose outputs it reads.
         elements: output elements of one sample.
         parameters: elements of its parameters.
-        rows: vectors of one sample that a linear layer multiplies.
+        rows: vectors of one sample that a linear layer multiplies, or queries of an attention.
         width: elements of a vector that a linear layer reads, or of an attention's head.
         heads: query heads of an attention.
         copies: equal weights of this operator, as an expert's; each row passes one of them.

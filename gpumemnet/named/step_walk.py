@@ -4,6 +4,7 @@ it stands in the network (:mod:`gpumemnet.named.block_walk`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Final
 
@@ -45,14 +46,30 @@ class StepPeak:
     moment: str
 
     @property
-    def allocated_bytes(self) -> int:
-        """In use at the peak: what ``torch.cuda.max_memory_allocated`` reads."""
-        return self.reserved_bytes - self.fragmentation_bytes
-
-    @property
     def reserved_bytes(self) -> int:
         """What the allocator reserves, and NCCL holds."""
         return sum(getattr(self, name) for name in PARTS)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessPeak:
+    """The peak of a training process, by either depth.
+
+    Attributes:
+        parameters, trained_parameters: elements of the model, and those that receive gradients.
+        expected_bytes, safe_bytes: of the process on one GPU, CUDA context included.
+        parts: what the expected bytes are made of.
+        moment: when the peak is.
+        notes: what was assumed.
+    """
+
+    parameters: int
+    trained_parameters: int
+    expected_bytes: int
+    safe_bytes: int
+    parts: Mapping[str, int]
+    moment: str
+    notes: tuple[str, ...]
 
 
 PARTS: Final = tuple(each.name for each in fields(StepPeak) if each.name != "moment")
