@@ -96,7 +96,9 @@ def _in_region(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _lower_precision(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return _with_casts(original, torch.get_autocast_dtype("cuda"), args, kwargs)
+    # Factors lie on one device: beside a meta tensor, small ones with values are on the GPU too.
+    has_meta = any(map(_is_castable, (*args, *kwargs.values())))
+    return _with_casts(original, torch.get_autocast_dtype("cuda"), args, kwargs, has_meta)
 
 
 def _float32(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -145,18 +147,22 @@ def _banned(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _with_casts(
-    original: Callable[..., Any], dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]
+    original: Callable[..., Any],
+    dtype: torch.dtype,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    with_real: bool = False,
 ) -> Any:
     """Call with cast tensors: the last argument is cast first, as GCC compiles it, and the first
     one is freed first."""
-    named = [_cast(value, dtype) for value in reversed(kwargs.values())]
-    placed = [_cast(value, dtype) for value in reversed(args)]
+    named = [_cast(value, dtype, with_real) for value in reversed(kwargs.values())]
+    placed = [_cast(value, dtype, with_real) for value in reversed(args)]
     return original(*reversed(placed), **dict(zip(kwargs, reversed(named), strict=True)))
 
 
-def _cast(value: Any, dtype: torch.dtype) -> Any:
+def _cast(value: Any, dtype: torch.dtype, with_real: bool) -> Any:
     if isinstance(value, Tensor):
-        if value.dtype == dtype or not _is_castable(value):
+        if value.dtype == dtype or not _is_castable(value, with_real):
             return value
         is_cached = _is_cached(value, dtype)
         cast = _casts.get(value) if is_cached else None
@@ -167,12 +173,12 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
                 _casts[value] = cast
         return cast
     if isinstance(value, list | tuple):
-        return [_cast(entry, dtype) for entry in value]
+        return [_cast(entry, dtype, with_real) for entry in value]
     return value
 
 
-def _is_castable(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_meta and value.dtype in _CASTABLE
+def _is_castable(value: Any, with_real: bool = False) -> bool:
+    return isinstance(value, Tensor) and (value.is_meta or with_real) and value.dtype in _CASTABLE
 
 
 def _is_cached(tensor: Tensor, dtype: torch.dtype) -> bool:

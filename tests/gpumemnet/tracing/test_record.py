@@ -336,6 +336,17 @@ def test_autocast_casts_the_last_argument_first(platform: Platform) -> None:
     ]  # bias, weight, input
 
 
+def test_autocast_casts_small_tensors_that_have_values_too(platform: Platform) -> None:
+    class Positioned(nn.Conv1d):
+        def forward(self, given: Tensor) -> Tensor:
+            return super().forward(given) + super().forward(
+                torch.zeros(1, 8, 1) + torch.arange(4.0)
+            )
+
+    timeline = traced(Positioned(8, 16, 1), torch.zeros(2, 8, 4), platform, precision="amp_bf16")
+    assert 2 * 8 * 4 * 2 in allocations(timeline, "aten._to_copy")  # the images
+
+
 def test_dropout_makes_its_mask_first(platform: Platform) -> None:
     timeline = traced(
         nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5)),
