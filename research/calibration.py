@@ -31,6 +31,7 @@ _FILES: Final = ("published_timm_a100.parquet", "published_xmem_rtx30_40.parquet
 _WORKSPACE: Final = "largest_convolution_workspace_bytes"
 _SEARCH, _PLAIN = "convolutions, cuDNN's search", "fp32, no convolution workspaces"
 WORST: Final = 40
+_ALL, _MAKER = "all", "NVIDIA "
 
 
 class Run(NamedTuple):
@@ -201,19 +202,19 @@ def table(made: Calibration) -> list[str]:
         "| what the memory depends on | rows | families | above safe | safe over read, median | 90th |",
         "|---|--:|--:|--:|--:|--:|",
     ]
-    keys = sorted({cause for run, _ in made.judged for cause in run.causes})
+    keys = [_ALL, *sorted({cause for run, _ in made.judged for cause in run.causes})]
     keys += sorted({run.gpu for run, _ in made.judged})
     for key in keys:
-        own = [pair for pair in made.judged if key in (*pair[0].causes, pair[0].gpu)]
+        own = [pair for pair in made.judged if key in (_ALL, *pair[0].causes, pair[0].gpu)]
         over = np.array([bound / run.read_bytes - 1.0 for run, bound in own])
         families = len({run.family for run, _ in own})
         cells = f"{np.mean(over < 0):.1%} | {np.median(over):+.1%} | {np.quantile(over, 0.9):+.1%}"
-        lines.append(f"| {key} | {len(own):,} | {families} | {cells} |")
+        lines.append(f"| {key.removeprefix(_MAKER)} | {len(own):,} | {families} | {cells} |")
     if made.ladders:
         low = np.mean([each.safe == TOO_LOW for each in made.ladders])
         families = len({each.family for each in made.ladders})
         cells = f"{len(made.ladders):,} | {families} | {low:.1%} | – | –"
-        lines.append(f"| {device_profile(GPU).name}, autocast, ladders of batches | {cells} |")
+        lines.append(f"| {GPU}, autocast, ladders of batches | {cells} |")
     return lines
 
 

@@ -112,13 +112,21 @@ def readings(
             help="Compare with this table alone, once for each, or its first letters; timm: largest batches of its models.",
         ),
     ] = None,
-    seconds: Budget = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            "--time-budget",
+            min=0,
+            help="Seconds after which kept answers of earlier code stand for jobs that are not asked again.",
+        ),
+    ] = None,
 ) -> None:
     """Compare `gpumemnet fit` and traces with published readings of training runs."""
     from research.readings import LADDERS, TABLES, compare
+    from research.vision_runs import TABLES as VISION
 
     asked = tuple(source or TABLES)
-    sources = [table for table in (*TABLES, LADDERS) if table.startswith(asked)]
+    sources = [table for table in (*TABLES, LADDERS, *VISION) if table.startswith(asked)]
     typer.echo(
         compare(folder, write=write, exact=exact, kept=kept, sources=sources, seconds=seconds)
     )

@@ -68,7 +68,7 @@ def write_front(out: Path, shown: Mapping[str, Sequence[Table]], command: str) -
         "# Scoreboard: who knows a run's memory before it starts",
         "",
         f"`{command}` makes this page from kept answers.",
-        "The [appendix](appendix.md) has MLPs, CNNs and the older sets, where SchedTune, Horus and DeepSpeed are ahead in places,",
+        "The [appendix](appendix.md) has MLPs, CNNs and older sets, where SchedTune, Horus and DeepSpeed are ahead in places,",
         "and the forty worst rows; [how to read it](reading.md).",
         "",
     ]
@@ -78,12 +78,7 @@ def write_front(out: Path, shown: Mapping[str, Sequence[Table]], command: str) -
             "## Fine-tuning on one GPU",
             "",
             "Readings of fms-acceleration, litgpt and PEFT on A100, A10G and L40S: the rows that both of our depths answer.",
-            f"Traced are {len(alone)} in all: {_summary(alone.values())}"
-            + (
-                f"; by FSDP on several GPUs {len(several)}: {_summary(several)}."
-                if several
-                else "."
-            ),
+            f"Traced in all, median and 90th percentile: {_summary(alone.values())}, and by FSDP on several GPUs {_summary(several)}.",
             "",
             *_compared(cells, ("median error", "90th percentile", "more than 10 % too low")),
             *_picture(out, "readings.png", fine_tuning, "estimate over reading; the band is ±10 %"),
@@ -92,8 +87,8 @@ def write_front(out: Path, shown: Mapping[str, Sequence[Table]], command: str) -
         lines += [
             "## xMem's own runs, RTX 3060 and 4060",
             "",
-            "Vision and language models. *Failure*: a wrong forecast of whether the run fits, or a limit too small for it; *with a",
-            "line*: after a fit to runs of other families; *as a bound*: with a margin for 99 %.",
+            "Vision and language models. *Failure*: a wrong forecast of whether the run fits, or too small a limit; *with a line*:",
+            "fitted to runs of other families; *as a bound*: with a margin for 99 %.",
             "",
             *_compared(
                 _of_xmem(shown[_XMEM_SET]),
@@ -136,8 +131,11 @@ def _fine_tuning(
 
 
 def _summary(found: Iterable[Reading]) -> str:
-    median, most, _ = figures(ratios([*found])[FIT])
-    return f"median error {median:.1%}, 90th percentile {most:.1%}"
+    every = [*found]
+    if not every:
+        return "no rows"
+    median, most, _ = figures(ratios(every)[FIT])
+    return f"{len(every)} rows {median:.1%} and {most:.1%}"
 
 
 def _of_xmem(tables: Sequence[Table]) -> list[Cells]:
@@ -184,8 +182,8 @@ def _ladders(made: Calibration) -> list[str]:
         for name, kind in (("expected", EXACT), ("expected", TOO_LOW), ("safe", TOO_LOW))
     ]
     return [
-        f"timm says of {len(made.ladders)} ladders on an RTX 3090 which batch ran and which did not. The expected bytes agree",
-        f"with both in {shares[0]:.1%}, and allow the one that did not in {shares[1]:.1%}; the safe bytes in {shares[2]:.1%}.",
+        f"timm says of {len(made.ladders)} ladders on an RTX 3090 which batch ran, and which did not. Expected bytes agree with",
+        f"both in {shares[0]:.1%}, and allow the latter in {shares[1]:.1%}; safe bytes in {shares[2]:.1%}.",
         "",
     ]
 
