@@ -19,7 +19,7 @@ ZeRO, Rajbhandari et al., arXiv 1910.02054).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ContextDecorator, contextmanager, suppress
+from contextlib import ContextDecorator, contextmanager, nullcontext, suppress
 from functools import wraps
 from typing import Any, Final, Protocol, cast
 
@@ -35,6 +35,7 @@ from gpumemnet.torch_private.names import (
     OWN_DICTS,
     STORAGE_RESIZE,
     DispatchMode,
+    backward_runs,
     own_parameters,
     replaced,
     schema,
@@ -57,6 +58,8 @@ Exchanged = Callable[[str, int], None]
 """Called for each collective with the name of its process group and its number of ranks."""
 Sends = Callable[[Sequence[int]], None]
 """Called with the ranks of a group in which one sends to another."""
+ViewStreams = dict[torch.Size, Any]
+"""Shape of views of a flat parameter → the stream that they were made on."""
 _META: Final = torch.device("meta")
 _POINT_TO_POINT: Final = frozenset({"send", "recv_"})
 
@@ -64,7 +67,7 @@ _POINT_TO_POINT: Final = frozenset({"send", "recv_"})
 @contextmanager
 def process_group(
     ranks: int, exchanged: Exchanged, rank: int = 0, sends: Sends = lambda ranks: None
-) -> Iterator[None]:
+) -> Iterator[ViewStreams]:
     """Context in which this process is one of ``ranks``.
 
     Args:
@@ -72,6 +75,9 @@ def process_group(
         exchanged: called for each collective.
         rank: of this process.
         sends: called where ranks send tensors to each other.
+
+    Yields:
+        what :func:`sharding_on_meta` tells it.
 
     Raises:
         ExtractError: the process is part of a group already.
@@ -88,8 +94,9 @@ def process_group(
             for name in names
         ]
         groups = [(name, _simulated(name.value())) for name in NEW_GROUP]
-        with replaced([*replacements, *groups]), _Collectives(exchanged, sends):
-            yield
+        gathered: ViewStreams = {}
+        with replaced([*replacements, *groups]), _Collectives(exchanged, sends, gathered):
+            yield gathered
     finally:
         _END()
 
@@ -145,9 +152,9 @@ class _Collectives(DispatchMode):
     """Answers collectives at once, and lets sharded tensors decompose their operators before other
     modes see them."""
 
-    def __init__(self, exchanged: Exchanged, sends: Sends) -> None:
+    def __init__(self, exchanged: Exchanged, sends: Sends, gathered: ViewStreams) -> None:
         super().__init__()
-        self._exchanged, self._sends = exchanged, sends
+        self._exchanged, self._sends, self._gathered = exchanged, sends, gathered
 
     def __torch_dispatch__(
         self,
@@ -170,6 +177,9 @@ class _Collectives(DispatchMode):
         device = named.get("device")
         if device is not None and device.type == "cuda":  # DTensor's code names it
             named["device"] = args[0].device if isinstance(args[0], Tensor) else _META
+        if func is torch.ops.aten.add.Tensor and self._gathered and backward_runs():
+            with self._gathered.get(args[0].shape, nullcontext()):  # autograd adds both uses there
+                return func(*args, **named)
         return func(*args, **named)
 
 
@@ -308,13 +318,16 @@ Arrived = Callable[[Tensor, bool], None]
 
 
 @contextmanager
-def sharding_on_meta(recorder: Recorder, streams: Streams, arrived: Arrived) -> Iterator[None]:
+def sharding_on_meta(
+    recorder: Recorder, streams: Streams, arrived: Arrived, gathered: ViewStreams
+) -> Iterator[None]:
     """Context in which ``fully_shard`` and its hooks work on meta tensors.
 
     Args:
         recorder: records communication, and parameters that are freed early.
         streams: streams of the simulated GPU.
         arrived: called for each unsharded tensor that arrives on the GPU.
+        gathered: is told of views of flat parameters.
     """
     communicating = recorder.communicating()
     resize: Callable[..., torch.UntypedStorage] = STORAGE_RESIZE.value()
@@ -345,20 +358,24 @@ def sharding_on_meta(recorder: Recorder, streams: Streams, arrived: Arrived) -> 
             (method, communicating(method.value()))
             for method in (*names.COMMUNICATING_METHODS, *names.FSDP1_COMMUNICATING)
         ),
-        *((views, _joined_on_stream(views.value(), streams)) for views in names.FSDP1_VIEWS),
+        *(
+            (views, _joined_on_stream(views.value(), streams, gathered))
+            for views in names.FSDP1_VIEWS
+        ),
     )
     with replaced(replacements):
         yield
 
 
 def _joined_on_stream(
-    views_of: Callable[..., Iterable[Tensor]], streams: Streams
+    views_of: Callable[..., Iterable[Tensor]], streams: Streams, gathered: ViewStreams
 ) -> Callable[..., list[Tensor]]:
     """Return what makes the views of a flat parameter, whose gradients are joined on the stream that
     the views were made on, as autograd does on a GPU."""
 
     def views(*args: Any, **kwargs: Any) -> list[Tensor]:
         made, stream = list(views_of(*args, **kwargs)), streams.current_stream()
+        gathered.update((view.shape, stream) for view in made)
 
         def enter(gradients: object) -> None:
             stream.__enter__()

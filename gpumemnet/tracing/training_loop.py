@@ -120,7 +120,7 @@ def on_rank(
 
     recorder.set_ranks(ranks)
     with ExitStack() as stack:
-        stack.enter_context(process_group(ranks, recorder.exchanged))
+        gathered = stack.enter_context(process_group(ranks, recorder.exchanged))
         if parallel == "ddp":
             note = f"each of {ranks:,} GPUs holds all of the model (DistributedDataParallel with its defaults) and its own batch"
             stack.enter_context(replicas_on_meta(recorder))
@@ -128,7 +128,8 @@ def on_rank(
             return
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         of_model = {key: names[id(parameter)] for key, parameter in meta_tensors.parameters.items()}
-        stack.enter_context(sharding_on_meta(recorder, Streams(recorder.use_stream), arrived))
+        streams = Streams(recorder.use_stream)
+        stack.enter_context(sharding_on_meta(recorder, streams, arrived, gathered))
         groups = stack.enter_context(sharded(model, ranks, dtype, parallel == "fsdp"))
         shards = dict(model.named_parameters())
         for name, shard in shards.items():

@@ -6,16 +6,20 @@ and they raise ``NVMLError_NotSupported``, as on cards without the feature.
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.abc import MetaPathFinder
+from functools import partial
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType, SimpleNamespace
+from linecache import getlines
+from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any, Final, NoReturn
 
+from gpumemnet.errors import ExtractError
 from gpumemnet.gpu import DeviceProfile
 
 Prepare = Callable[[Any], None]
@@ -36,6 +40,10 @@ class _Preparing(MetaPathFinder):
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return the module's spec, which prepares it once it has run; ``None`` for others."""
+        if name.partition(".")[0] == _FLASH and _FLASH in self._prepare:
+            is_missing = PathFinder.find_spec(_FLASH) is None and _needs_import(sys._getframe(1))
+            loader = _FlashAttention(self._prepare[_FLASH])
+            return ModuleSpec(name, loader, is_package=True) if is_missing else None
         if name not in self._prepare:
             return None
         found = PathFinder.find_spec(name, path, target)
@@ -94,6 +102,7 @@ def preparations(
         "tensorboardX.writer": without_graph,
         "accelerate.utils.fsdp_utils": _shard_in_place,
         "torch.distributed.run": _start_torchrun,
+        _FLASH: lambda module: note(_STANDS_IN),
         "huggingface_hub.hf_api": lambda module: _push_nothing(module, note),
         "torchtune.training.precision": has_bf16,
         "transformers.utils.import_utils": has_tf32,
@@ -121,6 +130,51 @@ def _push_nothing(module: Any, note: Callable[[str], None]) -> None:
         setattr(module.HfApi, name, lambda api, *args, **options: left_out(*args, **options))
 
 
+_FLASH: Final = "flash_attn"
+"""A package that can be built for a GPU alone, and that some scripts import."""
+
+
+def _needs_import(frame: FrameType | None) -> bool:
+    """Whether the code that imports a module here goes no other way where it is missing."""
+    while frame is not None and "importlib" in frame.f_code.co_filename:
+        frame = frame.f_back
+    if frame is None:
+        return False
+    tree, line = ast.parse("".join(getlines(frame.f_code.co_filename))), frame.f_lineno
+    around = [
+        type(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0)
+    ]
+    return bool({ast.Import, ast.ImportFrom} & {*around}) and ast.Try not in around
+
+
+class _FlashAttention(Loader):
+    """Loads what stands in for the package.
+
+    Args:
+        prepare: called with it.
+    """
+
+    def __init__(self, prepare: Prepare) -> None:
+        self._prepare = prepare
+
+    def exec_module(self, module: Any) -> None:
+        """Let a module have what scripts name: two functions work, others say that they are missing."""
+
+        def named(name: str) -> Callable[..., Any]:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return _KERNELS.get(name) or partial(_is_missing, name)
+
+        vars(module).update(__version__="2.8.3", __getattr__=named)
+        self._prepare(module)
+
+
+def _is_missing(name: str, *args: object, **options: object) -> NoReturn:
+    raise ExtractError(f"{name} of the package {_FLASH} cannot be traced where it is not installed")
+
+
 _STANDS_IN: Final = "PyTorch's own flash attention stands in for that of a package or of the hub"
 
 
@@ -138,7 +192,7 @@ def _flash_kernels(module: Any, note: Callable[[str], None]) -> None:
         if "flash-attn" not in name:
             return get_kernel(name, *args, **options)
         note(_STANDS_IN)
-        return SimpleNamespace(flash_attn_func=_attend, flash_attn_varlen_func=_attend_in_row)
+        return SimpleNamespace(**_KERNELS)
 
     module.get_kernel = get
 
@@ -155,9 +209,9 @@ def _take_flash(module: Any, note: Callable[[str], None]) -> None:
 
 
 def _flash_package(module: Any) -> None:
-    for name in ("flash_attn", "flash_attn_2"):
-        for end, function in (("func", _attend), ("varlen_func", _attend_in_row)):
-            vars(module)[f"{name}_{end}"] = vars(module).get(f"{name}_{end}") or function
+    for name, function in _KERNELS.items():
+        for each in (name, name.replace(_FLASH, "flash_attn_2")):
+            vars(module)[each] = vars(module).get(each) or function
 
 
 def _attend_in_row(query: Any, key: Any, value: Any, **options: Any) -> Any:
@@ -168,6 +222,7 @@ def _attend(
     query: Any,
     key: Any,
     value: Any,
+    dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
     **options: object,
@@ -177,6 +232,9 @@ def _attend(
     attend = torch.ops.aten._scaled_dot_product_flash_attention
     heads = [each.transpose(1, 2) for each in (query, key, value)]
     return attend(*heads, 0.0, causal, scale=softmax_scale)[0].transpose(1, 2)
+
+
+_KERNELS: Final = {"flash_attn_func": _attend, "flash_attn_varlen_func": _attend_in_row}
 
 
 def _start_torchrun(module: Any) -> None:

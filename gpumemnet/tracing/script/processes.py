@@ -128,9 +128,13 @@ def as_rank(
             )
         from gpumemnet.launchers.parallel import replicas_on_meta, sharding_on_meta
 
-        stack.enter_context(process_group(rank_count, observer.recorder.exchanged, rank, sends))
+        gathered = stack.enter_context(
+            process_group(rank_count, observer.recorder.exchanged, rank, sends)
+        )
         stack.enter_context(replicas_on_meta(observer.recorder))
-        stack.enter_context(sharding_on_meta(observer.recorder, observer.streams, arrived))
+        stack.enter_context(
+            sharding_on_meta(observer.recorder, observer.streams, arrived, gathered)
+        )
         name = str(backend or "nccl")
         backend_names = [(each, lambda *args, **kwargs: name) for each in training.GET_BACKEND]
         stack.enter_context(replaced(backend_names))

@@ -107,6 +107,12 @@ def test_programs_of_python_run_here_and_others_start_processes(tmp_path: Path) 
 
 TRAIN = """
 import huggingface_hub, torch
+try:
+    import flash_attn
+except ImportError:
+    flash_attn = None
+assert flash_attn is None
+from flash_attn.bert_padding import pad_input
 torch.distributed.init_process_group("nccl")
 huggingface_hub.create_repo("owner/name")
 model = torch.nn.Linear(8, 8).cuda()
@@ -117,7 +123,7 @@ for _ in range(3):
 """
 
 
-def test_what_a_shell_starts_is_traced_and_pushes_nothing(
+def test_what_a_shell_starts_is_traced_without_hub_and_flash_attention(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
@@ -126,6 +132,7 @@ def test_what_a_shell_starts_is_traced_and_pushes_nothing(
     launch = parse_launch(["bash", "run.sh"])
     notes = trace_script(launch.script, launch.arguments, is_module=launch.is_module).notes
     assert {"the first of 4 ranks.", "nothing was pushed to the hub."} <= set(notes)
+    assert any(note.startswith("PyTorch's own flash attention stands in") for note in notes)
 
 
 _FSDP = """
