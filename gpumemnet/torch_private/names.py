@@ -167,7 +167,10 @@ def declare_torchvision_operators() -> object:
 
 def storage_id(tensor: Tensor) -> int:
     """A number that views of one tensor share, and that no other living storage has."""
-    return int(tensor.untyped_storage()._cdata)
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except NotImplementedError:  # one of the tensors that torch.vmap computes with
+        return storage_id(torch._C._functorch.get_unwrapped(tensor))
 
 
 def id_of_storage(storage: torch.UntypedStorage) -> int:

@@ -26,7 +26,7 @@ for i in range(4):
 CONDITIONS = {
     "truth": "if loss: keep = block(256)",
     "comparison": "if x.sum() > 0: keep = block(256)",
-    "any": "if (x > 3).any(): keep = block(256)",
+    "any": "if torch.vmap(lambda row: (row > 3).to(row.device))(x).any(): keep = block(256)",
     "all": "if (x > 0).all(): keep = block(256)",
     "not_all": "if not (x > 0).all(): keep = block(256)",
     "item": "value = loss.item() if x.max() > 0 else 0.0\nif value > 5: keep = block(256)",
