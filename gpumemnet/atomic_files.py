@@ -13,6 +13,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
+from gpumemnet.errors import InvalidRequestError
+
+MAX_STATED_BYTES: Final = 2**20
+"""Largest document of a user that is read at once."""
+
 STAGING_PREFIX: Final = ".staging-"
 """Prefix of unfinished files; a killed writer leaves them behind."""
 
@@ -92,6 +97,32 @@ def locked(path: Path, timeout_seconds: float) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def stated_json(path: Path, field: str, kind: str) -> Any:
+    """The JSON document in a user's file.
+
+    Args:
+        path: the file, of at most :data:`MAX_STATED_BYTES`.
+        field: what it was given for, for errors.
+        kind: what it should hold, for errors.
+
+    Raises:
+        InvalidRequestError: the file cannot be read, is too large, or is no JSON.
+    """
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_STATED_BYTES + 1)
+    except OSError as error:
+        raise InvalidRequestError(f"{path} cannot be read: {error.strerror}", field) from None
+    if len(text) > MAX_STATED_BYTES:
+        raise InvalidRequestError(
+            f"{path} is larger than {MAX_STATED_BYTES} bytes: no {kind}", field
+        )
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise InvalidRequestError(f"{path} is no JSON file", field) from None
 
 
 def shipped_json(name: str) -> Any:

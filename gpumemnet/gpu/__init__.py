@@ -9,7 +9,6 @@ differs.  A profile holds the GPU's numbers with a source for each; an unmeasure
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
@@ -18,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from gpumemnet.atomic_files import shipped_json
+from gpumemnet.atomic_files import shipped_json, stated_json
 from gpumemnet.errors import InvalidRequestError, did_you_mean
 from gpumemnet.job.layers import describe
 from gpumemnet.units import GIB, MIB
@@ -472,7 +471,6 @@ def verdict(expected_mib: int, safe_mib: int | None, available_mib: int) -> str:
 
 PROFILE_FORMAT: Final = "gpumemnet-device-profile"
 PROFILE_VERSION: Final = 1
-_MAX_FILE_BYTES: Final = 2**20
 _LARGEST_RATE: Final = 1e6
 """Above that of any GPU; it catches rates given in operations or bytes a second."""
 
@@ -484,19 +482,7 @@ def load_profile(path: Path) -> DeviceProfile:
         InvalidRequestError: when the file cannot be read, or a field is missing, unknown or wrong;
             names the field.
     """
-    try:
-        with path.open("rb") as file:
-            text = file.read(_MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise InvalidRequestError(f"{path} cannot be read: {error.strerror}", "gpu") from None
-    if len(text) > _MAX_FILE_BYTES:
-        raise InvalidRequestError(
-            f"{path} is larger than {_MAX_FILE_BYTES} bytes: no device profile", "gpu"
-        )
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        raise InvalidRequestError(f"{path} is no JSON file", "gpu") from None
+    document = stated_json(path, "gpu", "device profile")
     if not isinstance(document, dict) or document.get("format") != PROFILE_FORMAT:
         raise InvalidRequestError(
             f"{path} is no device profile: its 'format' must be '{PROFILE_FORMAT}'", "gpu"

@@ -236,12 +236,12 @@ class Stack:
             pair, values = self._projections(section, source, source, tokens)
         if style.rotary:
             pair = self._rotated(section, pair, widths)
-        return self._attended(section, (*pair, values))
+        return self._attended(section, (*pair, values), self.head_width, self.head_width)
 
     def _crossing(self, section: Section, source: int) -> int:
         """Queries of ``source``, keys and values of the outer tensor."""
         pair, values = self._projections(section, source, OUTER_INPUT, self.outer_tokens)
-        return self._attended(section, (*pair, values))
+        return self._attended(section, (*pair, values), self.head_width, self.head_width)
 
     def _projections(
         self, section: Section, source: int, other: int, rows: int
@@ -262,10 +262,12 @@ class Stack:
             found.append(last)
         return found[:2], found[2]
 
-    def _attended(self, section: Section, inputs: tuple[int, ...]) -> int:
-        wide = self.heads * self.head_width
+    def _attended(
+        self, section: Section, inputs: tuple[int, ...], width: int, value_width: int
+    ) -> int:
+        wide = self.heads * value_width
         name = EAGER if self.style.is_eager else "self_attn"
-        sizes = {"rows": self.tokens, "heads": self.heads, "width": self.head_width}
+        sizes = {"rows": self.tokens, "heads": self.heads, "width": width}
         attended = section.add("attention", inputs, self.tokens * wide, name, **sizes)
         out = (wide, self.hidden)
         return section.linear(attended, self.tokens, out, "o_proj", self.style.out_bias)
@@ -306,10 +308,7 @@ class Stack:
         pairs = section.linear(low, tokens, (rank, self.heads * (plain + value_width)), "kv_b_proj")
         inner = tokens * self.heads * width
         queries, keys = (section.add("concatenate", each, inner) for each in (queries, pairs))
-        shape = tokens * self.heads * value_width
-        sizes = {"rows": tokens, "heads": self.heads, "width": width}
-        attended = section.add("attention", (queries, keys, pairs), shape, "self_attn", **sizes)
-        return section.linear(attended, tokens, (self.heads * value_width, self.hidden), "o_proj")
+        return self._attended(section, (queries, keys, pairs), width, value_width)
 
     # ---- feed-forward layers
 

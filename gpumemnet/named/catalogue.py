@@ -9,7 +9,6 @@ read.
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,13 +17,12 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from gpumemnet.atomic_files import shipped_json
+from gpumemnet.atomic_files import shipped_json, stated_json
 from gpumemnet.errors import InvalidRequestError, did_you_mean
 
 PUBLISHED: Final = "published"
 UNCHECKED: Final = "unchecked"
 _CONFIG: Final = "config.json"
-_MAX_CONFIG_BYTES: Final = 2**20
 _CONNECT_SECONDS: Final = 3.0
 _LIBRARIES: Final = ("timm/", "torchvision/")
 _NETWORKS: Final = "networks"
@@ -170,15 +168,8 @@ def unknown_model(name: str, remedy: str) -> InvalidRequestError:
 
 
 def _from_file(path: Path, name: str) -> NamedModel:
-    try:
-        with path.open("rb") as file:
-            text = file.read(_MAX_CONFIG_BYTES + 1)
-        config = json.loads(text)
-    except OSError as error:
-        raise InvalidRequestError(f"{path} cannot be read: {error.strerror}", "model") from None
-    except (ValueError, RecursionError):
-        raise InvalidRequestError(f"{path} is no JSON file", "model") from None
-    if not isinstance(config, dict) or len(text) > _MAX_CONFIG_BYTES:
+    config = stated_json(path, "model", "config.json of a model")
+    if not isinstance(config, dict):
         raise InvalidRequestError(f"{path} is no config.json of a model", "model")
     return given_model(config, name, str(path))
 

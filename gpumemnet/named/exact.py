@@ -109,7 +109,7 @@ def trace_options(method: Method) -> TraceOptions:
     autocast = "amp_fp16" if method.precision == "amp_fp16" else "amp_bf16"
     return TraceOptions(
         optimizer=method.optimizer if method.optimizer in OPTIMIZERS else "sgd",
-        optimizer_implementation=_implementation(method),
+        optimizer_implementation=method.step_implementation,
         precision=autocast if method.is_autocast else "fp32",
         gradient_accumulation=min(method.gradient_accumulation, 2),
         attention_kernel=method.attention,
@@ -155,10 +155,6 @@ def _packages(model: NamedModel, method: Method) -> Iterator[str]:
 def needs_bitsandbytes(method: Method) -> bool:
     """Whether ``bitsandbytes`` has a part in the training."""
     return method.is_quantised or method.optimizer in EIGHT_BIT[:1]
-
-
-def _implementation(method: Method) -> str:
-    return method.implementation if method.optimizer in ("adam", "adamw") else "default"
 
 
 def _lengthened(

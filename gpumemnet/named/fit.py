@@ -50,7 +50,7 @@ from gpumemnet.physics.attention_kernels import (
     choose_kernel,
     obstacle,
 )
-from gpumemnet.physics.element_types import HALF_BYTES
+from gpumemnet.physics.element_types import AUTOCAST_TYPES, HALF_BYTES, MODEL_TYPES
 from gpumemnet.units import GIB, MIB, ceil_mib
 
 COVERAGE: Final = 0.98
@@ -61,7 +61,6 @@ TABLE_BATCHES: Final = (16, 64, 128, 256)
 TABLE_RESOLUTIONS: Final = (512, 768, 1024)
 _VISION: Final = ("vit", "dinov2")
 MAX_SEARCHED_BATCH: Final = 2**16
-_TYPES: Final = {"bf16": "bfloat16", "amp_bf16": "bfloat16", "amp_fp16": "float16"}
 _SHOWN_CHANGES: Final = 3
 _SHORT: Final = 512
 """Tokens of a sample that is not offered in half."""
@@ -298,7 +297,7 @@ def _attention_call(built: Network, method: Method) -> AttentionCall | None:
                         *(method.batch_size, groups, positions),
                         operator.elements // (heads * positions),
                     ),
-                    dtype=_TYPES.get(method.precision, "float32"),
+                    dtype=(AUTOCAST_TYPES | MODEL_TYPES).get(method.precision, "float32"),
                     is_causal=built.is_causal,
                     enable_gqa=groups != heads,
                 )

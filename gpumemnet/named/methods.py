@@ -265,17 +265,18 @@ class Method:
             if elements < _SMALLEST_QUANTISED_STATE:
                 return 2 * FULL_BYTES * elements
             return 2 * (elements + FULL_BYTES * elements / _STATE_BLOCK)
-        copies = optimizer_copies(self.optimizer, self._implementation)
+        copies = optimizer_copies(self.optimizer, self.step_implementation)
         return copies.state * elements * element_bytes
 
     def step_copies(self) -> float:
         """Temporaries of the optimizer's step, in copies of all trained parameters."""
         if self.optimizer not in OPTIMIZERS:
             return 0.0
-        return optimizer_copies(self.optimizer, self._implementation).temporary
+        return optimizer_copies(self.optimizer, self.step_implementation).temporary
 
     @property
-    def _implementation(self) -> str:
+    def step_implementation(self) -> str:
+        """PyTorch's implementation of the optimizer's step, where trainers choose it."""
         return self.implementation if self.optimizer in ("adam", "adamw") else "default"
 
 

@@ -20,7 +20,6 @@ predicted:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
@@ -28,6 +27,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
+from gpumemnet.atomic_files import stated_json
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
 from gpumemnet.tracing.api import TraceRequest
@@ -241,13 +241,7 @@ def load_plan(path: Path | str) -> Plan:
     Raises:
         InvalidRequestError: the file cannot be read, or holds no plan.
     """
-    try:
-        document = json.loads(Path(path).read_text("utf-8"))
-    except OSError as error:
-        raise InvalidRequestError(f"{path} cannot be read: {error.strerror}", "plan") from None
-    except ValueError:
-        raise InvalidRequestError(f"{path} is no JSON file", "plan") from None
-    return plan_from_dict(document)
+    return plan_from_dict(stated_json(Path(path), "plan", "plan"))
 
 
 def checked_decisions(document: object, field: str = "decisions") -> dict[str, Decision]:
