@@ -34,27 +34,8 @@ from research.named_catalogue import CHECKED, config_of_row
 SCALES: Final = (1, 4, 9)
 """Areas at which a network is extracted, relative to its usual one."""
 BATCH: Final = 2
-TIMM: Final = (
-    *("convnext_tiny", "convnext_small", "convnext_base", "convnext_large", "convnextv2_base"),
-    *("vit_tiny_patch16_224", "vit_small_patch16_224", "vit_base_patch16_224"),
-    *("vit_large_patch16_224", "deit_small_patch16_224", "deit_base_patch16_224"),
-    *("swin_tiny_patch4_window7_224", "swin_small_patch4_window7_224"),
-    *("swin_base_patch4_window7_224", "beit_base_patch16_224", "mixer_b16_224"),
-    *("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "resnet50d", "resnext50_32x4d"),
-    *("wide_resnet50_2", "seresnet50", "resnest50d", "regnety_032", "regnety_160", "densenet121"),
-    *("efficientnet_b0", "efficientnet_b1", "efficientnet_b2", "efficientnet_b3"),
-    *("efficientnet_b4", "tf_efficientnetv2_s", "tf_efficientnetv2_m", "mobilenetv2_100"),
-    *("mobilenetv3_large_100", "mobilenetv4_conv_medium", "mobileone_s1", "repvgg_b0"),
-    *("ghostnet_100", "mnasnet_100", "edgenext_small", "poolformer_s24", "maxvit_tiny_tf_224"),
-    *("coatnet_0_rw_224", "xception41", "vgg16", "nfnet_f0", "darknet53"),
-)
-TORCHVISION: Final = (
-    *("alexnet", "convnext_tiny", "convnext_base", "densenet121", "efficientnet_b0"),
-    *("efficientnet_v2_s", "mnasnet1_0", "mobilenet_v2", "mobilenet_v3_large"),
-    *("regnet_y_400mf", "regnet_y_8gf", "resnet18", "resnet34", "resnet50", "resnet101"),
-    *("resnet152", "resnext50_32x4d", "shufflenet_v2_x1_0", "squeezenet1_0", "swin_t", "swin_b"),
-    *("vgg11", "vgg16", "vgg19_bn", "vit_b_16", "vit_l_16", "wide_resnet50_2"),
-)
+_NAMES: Final = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
+"""Library → the networks of it that are extracted; and the depths of the sizes of SegFormer."""
 IMAGE_SIZE: Final = 224
 _BLOCKS: Final = frozenset(
     {
@@ -336,11 +317,11 @@ def sources(table: Path) -> Iterator[Source]:
     import timm
     import torchvision
 
-    for library, names, create in (
-        ("timm", TIMM, timm.create_model),
-        ("torchvision", TORCHVISION, torchvision.models.get_model),
+    for library, create in (
+        ("timm", timm.create_model),
+        ("torchvision", torchvision.models.get_model),
     ):
-        for name in names:
+        for name in _NAMES[library]:
             yield Source(
                 f"{library}/{name}",
                 partial(create, name),
@@ -410,7 +391,7 @@ def _of_transformers() -> Iterator[Source]:
             config=_stated(config, swin),
         )
     segformer = transformers.SegformerForSemanticSegmentation
-    for number, depths in enumerate(_SEGFORMER_DEPTHS):
+    for number, depths in enumerate(_NAMES["segformer_depths"]):
         config = transformers.SegformerConfig(
             depths=depths,
             hidden_sizes=[32, 64, 160, 256] if number == 0 else [64, 128, 320, 512],
@@ -469,7 +450,3 @@ def _stated(config: Any, kind: type[nn.Module]) -> dict[str, Any]:
 
 _TOKEN_SAMPLES: Final = 320
 """Of sound at 16 kHz in a token of wav2vec 2.0: 20 ms."""
-_SEGFORMER_DEPTHS: Final = (
-    *([2, 2, 2, 2], [2, 2, 2, 2], [3, 4, 6, 3]),
-    *([3, 4, 18, 3], [3, 8, 27, 3], [3, 6, 40, 3]),
-)

@@ -8,6 +8,7 @@ is the same on every machine.
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -56,81 +57,8 @@ _SIZES_VARY: Final = frozenset(
     }
 )
 """Families of convolutional networks, which take images of any size."""
-_TORCHVISION: Final = (
-    *(
-        "alexnet",
-        "convnext_base",
-        "convnext_small",
-        "convnext_tiny",
-        "densenet121",
-        "densenet161",
-        "densenet169",
-        "densenet201",
-    ),
-    *(
-        "efficientnet_b0",
-        "efficientnet_b1",
-        "efficientnet_b2",
-        "efficientnet_b3",
-        "efficientnet_b4",
-        "efficientnet_v2_s",
-    ),
-    *(
-        "googlenet",
-        "inception_v3",
-        "mnasnet0_5",
-        "mnasnet1_0",
-        "mnasnet1_3",
-        "mobilenet_v2",
-        "mobilenet_v3_large",
-    ),
-    *(
-        "mobilenet_v3_small",
-        "regnet_x_16gf",
-        "regnet_x_1_6gf",
-        "regnet_x_400mf",
-        "regnet_x_8gf",
-        "regnet_y_16gf",
-    ),
-    *(
-        "regnet_y_1_6gf",
-        "regnet_y_3_2gf",
-        "regnet_y_800mf",
-        "resnet101",
-        "resnet152",
-        "resnet18",
-        "resnet34",
-        "resnet50",
-    ),
-    *(
-        "resnext101_32x8d",
-        "resnext50_32x4d",
-        "shufflenet_v2_x0_5",
-        "shufflenet_v2_x1_0",
-        "shufflenet_v2_x2_0",
-    ),
-    *(
-        "squeezenet1_0",
-        "squeezenet1_1",
-        "swin_b",
-        "swin_s",
-        "swin_t",
-        "swin_v2_s",
-        "swin_v2_t",
-        "vgg11",
-        "vgg11_bn",
-        "vgg13",
-    ),
-    *(
-        "vgg16",
-        "vgg16_bn",
-        "vgg19_bn",
-        "vit_b_16",
-        "vit_b_32",
-        "vit_l_16",
-        "wide_resnet101_2",
-        "wide_resnet50_2",
-    ),
+_TORCHVISION: Final = json.loads(
+    Path(__file__).with_name("torchvision_names.json").read_text("utf-8")
 )
 _IMAGE_SIZES: Final = (96, 128, 160, 192, 224, 224, 224, 224, 256, 288, 320, 384)
 _CLASSES: Final = (10, 100, 1000, 1000, 1000)
