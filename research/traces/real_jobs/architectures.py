@@ -28,38 +28,10 @@ they take others."""
 _ONE_SIZE: Final = ("bot", "halo", "lambda", "bat_", "efficientnet_x", "efficientnet_h")
 """Parts of names of networks that take one image size, although timm does not say so: their
 attention is made for it."""
-_SIZES_VARY: Final = frozenset(
-    {
-        *(
-            "resnet",
-            "efficientnet",
-            "regnet",
-            "mobilenet",
-            "convnext",
-            "nfnet",
-            "darknet",
-            "ghostnet",
-            "repvgg",
-            "rexnet",
-        ),
-        *(
-            "vovnet",
-            "vgg",
-            "mobileone",
-            "gernet",
-            "xception",
-            "inception",
-            "hgnet",
-            "convmixer",
-            "inception_next",
-            "repvit",
-        ),
-    }
-)
+_NAMES: Final = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
+_SIZES_VARY: Final = frozenset(_NAMES["any_size"])
 """Families of convolutional networks, which take images of any size."""
-_TORCHVISION: Final = json.loads(
-    Path(__file__).with_name("torchvision_names.json").read_text("utf-8")
-)
+_TORCHVISION: Final = _NAMES["torchvision"]
 _IMAGE_SIZES: Final = (96, 128, 160, 192, 224, 224, 224, 224, 256, 288, 320, 384)
 _CLASSES: Final = (10, 100, 1000, 1000, 1000)
 _LENGTHS: Final = (32, 64, 128, 128, 256, 256, 512, 512, 1024, 1024, 2048)
