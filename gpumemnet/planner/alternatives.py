@@ -94,7 +94,7 @@ class _Job:
         if any(getattr(now, name) not in values for name, values in where.items()):
             return None
         options = dict(change.get("options", {}))
-        words = {
+        words: dict[str, Any] = {
             "optimizer": OPTIMIZER_RULES[now.optimizer].torch_class,
             "time": change.get("time"),
         }

@@ -235,7 +235,8 @@ def _search(tries: _Tries, chain: Chain, search: Search, keep: Simulation) -> No
             high = min(high, float(chain.peak_bytes(found.choices[None])[0]))
             middle = (high + low) / 2 if tries.replayed_events < _SEARCH_EVENTS else low
             limit = high + farther * unused if high + farther * unused > low else middle
-            farther *= 2  # gaps in the allocator may grow while the limit falls
+            if search is not _exact:  # which finds other plans near by
+                farther *= 2  # gaps in the allocator may grow while the limit falls
         if high - low < _CLOSE / 4 * abs(high):
             break
 

@@ -47,7 +47,7 @@ COLOURS: Final = {
 """Bands from the bottom up, the constant ones first, in the colours of Okabe and Ito for
 colour-blind readers."""
 MAX_POINTS: Final = 1_200
-HEADROOM: Final = 1.2
+HEADROOM: Final = 1.25
 """Height of the axis over the highest line; the room above that line holds the text on the peak."""
 INK, QUIET, UNUSED, AVAILABLE = "#000000", "#555555", "#eeeeee", "#D55E00"
 DASHES: Final = (0, (4, 2.5))
