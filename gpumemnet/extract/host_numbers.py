@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from gpumemnet.torch_private import script as names
 from gpumemnet.torch_private.names import tree_leaves, tree_map_only, without_function_modes
 
-MOST_NUMBERS: Final = 2**14
+MOST_NUMBERS: Final = 2**20
 """Largest number of elements of such a tensor."""
 _HOST: Final = torch.device("cpu")
 _PLAIN: Final = (Tensor, nn.Parameter)

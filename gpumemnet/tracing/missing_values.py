@@ -38,15 +38,17 @@ _MAX_TIMES: Final = 10_000
 
 _BETWEEN: Final = (*gpumemnet.__path__, *names.WRAPPER_FILES, *names.METHOD_FILES)
 """Files that stand between the code that reads a value and :class:`ReadValues`."""
+_NOT_MODELS: Final = (names.TORCH_FOLDER, *np.__path__)
+"""Folders of code that allocates nothing else on the GPU, whatever way it goes."""
 
 
 def running_place() -> Place | None:
     """Return the place in the script or in a library of models that reads a value; ``None`` in
-    PyTorch itself."""
+    PyTorch itself and in NumPy."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
         frame = frame.f_back
-    if frame is None or frame.f_code.co_filename.startswith(names.TORCH_FOLDER):
+    if frame is None or frame.f_code.co_filename.startswith(_NOT_MODELS):
         return None
     return place_of(frame)
 

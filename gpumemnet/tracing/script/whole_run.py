@@ -11,8 +11,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import dataclass
-from functools import wraps
+from functools import cached_property, wraps
 from inspect import signature
 from itertools import islice
 from pathlib import Path
@@ -121,6 +122,8 @@ class Loaders:
         self._longest: WeakKeyDictionary[DataLoader[Any], Sequence[int] | None] = (
             WeakKeyDictionary()
         )
+        self._copies: WeakKeyDictionary[DataLoader[Any], Any] = WeakKeyDictionary()
+        """The first batch of each loader and its shapes; ``None`` if another had others."""
         self.waiting_bytes = 0
         """The most that batches take which the workers of a loader have ready."""
 
@@ -129,7 +132,18 @@ class Loaders:
         waiting = loader.num_workers * (loader.prefetch_factor or 0)
         size = sum(tensor.nbytes for tensor in tensors_in(batch))
         self.waiting_bytes = max(self.waiting_bytes, waiting * size)
+        shapes = [tensor.shape for tensor in tensors_in(batch)]
+        if loader not in self._copies:
+            with suppress(Exception):  # not everything can be copied
+                self._copies[loader] = shapes, deepcopy(batch)
+        elif self._copies[loader] and self._copies[loader][0] != shapes:
+            self._copies[loader] = None
         return batch
+
+    def again(self, loader: DataLoader[Any]) -> Any:
+        """Return the first batch of a loader, ``None`` if others had other shapes."""
+        known = self._copies.get(loader)
+        return known and deepcopy(known[1])
 
     def chosen(self, loader: DataLoader[Any]) -> list[tuple[str, Sequence[int] | None]]:
         """Return what an epoch gives, its first batch last, and which samples: the longest batch
@@ -151,12 +165,12 @@ class Loaders:
         """Context in which loaders end early, once the first steps are over."""
         iterate, make = _ITERATE.value(), _MAKE_LOADER.value()
 
-        def iterate_shortened(loader: DataLoader[Any]) -> _Batches:
+        def begin(loader: DataLoader[Any]) -> Iterator[Any]:
             workers = loader.num_workers, loader.prefetch_factor
             # Few batches are wanted, and each that is never asked for is made for nothing.
             loader.num_workers, loader.prefetch_factor = (1, 1) if loader.num_workers else workers
             try:
-                return _Batches(loader, iterate(loader), self)
+                return iterate(loader)  # type: ignore[no-any-return]  # as the loader's own
             finally:
                 loader.num_workers, loader.prefetch_factor = workers
 
@@ -185,7 +199,7 @@ class Loaders:
         with (
             replaced(
                 [
-                    (_ITERATE, iterate_shortened),
+                    (_ITERATE, lambda loader: _Batches(loader, begin, self)),
                     (_MAKE_LOADER, made),
                     (_DECODE, decoded),
                     (_PARSE, parsed),
@@ -215,25 +229,36 @@ class _Batches:
     """The batches of a loader: all of them while the first steps run, then the longest and the
     last."""
 
-    def __init__(self, loader: DataLoader[Any], batches: Iterator[Any], loaders: Loaders) -> None:
-        self._loader, self._batches, self._loaders = loader, batches, loaders
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        begin: Callable[[DataLoader[Any]], Iterator[Any]],
+        loaders: Loaders,
+    ) -> None:
+        self._loader, self._begin, self._loaders = loader, begin, loaders
         self._left: list[tuple[str, Any]] | None = None
 
     def __iter__(self) -> _Batches:
         return self
 
+    @cached_property
+    def _batches(self) -> Iterator[Any]:
+        return self._begin(self._loader)  # its workers make a batch at once
+
     def __next__(self) -> Any:
-        if not self._loaders.goes_on():
-            return self._loaders.given(self._loader, next(self._batches))
-        if self._left is None:
-            self._left = self._loaders.chosen(self._loader)
-        if not self._left:
-            raise StopIteration
-        what, numbers = self._left.pop()
-        if numbers is None:
-            return next(self._batches)
-        self._loaders.gives(what)
-        return _collated(self._loader, numbers)
+        if self._loaders.goes_on():
+            if self._left is None:
+                self._left = self._loaders.chosen(self._loader)
+            if not self._left:
+                raise StopIteration
+            what, numbers = self._left.pop()
+            if numbers is not None:
+                self._loaders.gives(what)
+                return _collated(self._loader, numbers)
+            known = self._loaders.again(self._loader)
+            if known is not None:
+                return known
+        return self._loaders.given(self._loader, next(self._batches))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._batches, name)
