@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gpumemnet.errors import ExtractError
-from gpumemnet.extract.host_numbers import MOST_NUMBERS
+from gpumemnet.extract.host_numbers import MOST_NUMBERS, HostNumbers
 from gpumemnet.extract.module_calls import map_tensors
 from gpumemnet.extract.placement import (
     REAL_WHOLE_ELEMENTS,
@@ -106,7 +106,7 @@ class GpuRequests(TorchFunctionMode):
         super().__init__()
         self._observer = observer
         self._values = self.values = values
-        self._unknown, self._numbers = known.unknown, known.numbers
+        self._unknown, self.numbers = known.unknown, known.numbers
         self._random: MutableMapping[Tensor, None] = WeakTensorKeyDictionary()
         """What the script has drawn on the host, which may be anything."""
         self._constructors = names.device_constructors()
@@ -178,7 +178,7 @@ class GpuRequests(TorchFunctionMode):
             if func is Tensor.__setitem__ and given.is_meta and isinstance(args[2], int | float):
                 args = (*args[:2], torch.tensor(args[2], dtype=given.dtype))  # as on a GPU
             if is_unknown and func in _READS:
-                known = self._numbers.of(given)
+                known = self.numbers.of(given)
                 given = given if known is None else known
             if is_unknown or self._values.is_assumed(given):
                 if func is Tensor.__bool__:
@@ -230,7 +230,7 @@ class GpuRequests(TorchFunctionMode):
                 if func in _KNOWN and (_keeps_values(result) or _is_constant(func, args, result)):
                     result = func(*args, **{**named, "device": _HOST})
                 elif func in _KNOWN and result.numel() <= MOST_NUMBERS:
-                    self._numbers.keep(result, func(*args, **{**named, "device": _HOST}))
+                    self.numbers.keep(result, func(*args, **{**named, "device": _HOST}))
                 self._observer.arrived(result, _name_of(func))
             return result
         named.pop("pin_memory", None)
@@ -337,7 +337,7 @@ class GpuRequests(TorchFunctionMode):
         would take too much memory."""
         if is_sparse(tensor):
             return meta_copy(tensor)
-        known = self._numbers.of(tensor)
+        known = self.numbers.of(tensor)
         if known is not None:
             copy = known.to(_HOST, copy=True)
             return copy if known is tensor else self._values.assumed(copy)
@@ -383,7 +383,7 @@ class GpuRequests(TorchFunctionMode):
                 tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta"
             )
             if not self._unknown(tensor) and tensor not in self._random:
-                self._numbers.keep(arrived, tensor)
+                self.numbers.keep(arrived, tensor)
         if tensor.requires_grad:
             arrived.requires_grad_()
         self._observer.arrived(arrived, "to", is_weight=tensor.is_meta)
@@ -395,6 +395,7 @@ def move_module(
     dtype: torch.dtype | None,
     layout: torch.memory_format,
     observer: ScriptObserver,
+    numbers: HostNumbers,
 ) -> None:
     """Move parameters and buffers of ``module`` to the GPU, in the order of ``Module._apply``; each
     keeps its identity.
@@ -404,15 +405,16 @@ def move_module(
         dtype: floating-point type to convert to, if any.
         layout: memory format of tensors with as many dimensions as images.
         observer: is told of each tensor that has arrived.
+        numbers: keeps those of small buffers.
     """
     for child in module.children():
-        move_module(child, dtype, layout, observer)
+        move_module(child, dtype, layout, observer, numbers)
     own = own_parameters(module)
     for name, parameter in own.items():
         if parameter is not None and type(parameter).to is not Tensor.to:  # it quantizes itself
             own[name] = parameter.to(GPU)  # type: ignore[assignment]  # of its own class
     with without_function_modes():  # the script sees a CUDA tensor
-        _move_own(module, dtype, layout, observer)
+        _move_own(module, dtype, layout, observer, numbers)
 
 
 def _move_own(
@@ -420,6 +422,7 @@ def _move_own(
     dtype: torch.dtype | None,
     layout: torch.memory_format,
     observer: ScriptObserver,
+    numbers: HostNumbers,
 ) -> None:
     def converted(tensor: Tensor) -> Tensor | None:
         """A new meta tensor in the place of ``tensor``, ``None`` where that may stay."""
@@ -455,6 +458,8 @@ def _move_own(
         fresh = converted(buffer)
         if fresh is not None and _keeps_values(buffer) and not buffer.is_meta:
             fresh = buffer.clone()  # a counter, say
+        elif fresh is not None and not buffer.is_meta:
+            numbers.keep(fresh, buffer)
         buffers[name] = arrived = buffer if fresh is None else fresh
         observer.module_tensor(arrived, module, False)
 
@@ -511,7 +516,11 @@ def present_gpu(
         if target is not None and _stands_for_gpu(target):
             observer.module_arrived(module)
             move_module(
-                module, dtype, kwargs.get("memory_format") or torch.preserve_format, observer
+                module,
+                dtype,
+                kwargs.get("memory_format") or torch.preserve_format,
+                observer,
+                requests.numbers,
             )
             return module
         if target is not None:
