@@ -196,7 +196,9 @@ class ScriptObserver:
         self._passing = False
         self.first: Timeline | None = None
         """The record of the first steps, once they are over."""
-        self.loaders = Loaders(lambda: self.first is not None, self._gives, resized)
+        self.loaders = Loaders(
+            lambda: self.first is not None, self._gives, resized, self.recorder.holds
+        )
         self.step_names: dict[int, str] = {}
         """Step → the batch that it trains on, where that was chosen."""
         self._first_model: weakref.ref[nn.Module] | None = None

@@ -106,6 +106,7 @@ class Loaders:
         goes_on: whether the first steps are over.
         gives: called with what a batch is, before the script gets it.
         resized: a batch size, and the one to put in its place.
+        holds: whether a tensor is on the GPU.
     """
 
     def __init__(
@@ -113,8 +114,10 @@ class Loaders:
         goes_on: Callable[[], bool],
         gives: Callable[[str], None],
         resized: tuple[int, int] | None,
+        holds: Callable[[Tensor], bool],
     ) -> None:
         self.goes_on = goes_on
+        self._holds = holds
         self.gives = gives
         self._resized = resized
         self.batch_sizes: dict[int, bool] = {}
@@ -123,27 +126,27 @@ class Loaders:
             WeakKeyDictionary()
         )
         self._copies: WeakKeyDictionary[DataLoader[Any], Any] = WeakKeyDictionary()
-        """The first batch of each loader and its shapes; ``None`` if another had others."""
+        """Shapes and a copy of the first batch of each loader; no copy if another had others."""
         self.waiting_bytes = 0
         """The most that batches take which the workers of a loader have ready."""
 
     def given(self, loader: DataLoader[Any], batch: Any) -> Any:
         """Learn from a batch how much those take that wait in shared memory; return it."""
         waiting = loader.num_workers * (loader.prefetch_factor or 0)
-        size = sum(tensor.nbytes for tensor in tensors_in(batch))
+        tensors = tensors_in(batch)
+        size = sum(tensor.nbytes for tensor in tensors)
         self.waiting_bytes = max(self.waiting_bytes, waiting * size)
-        shapes = [tensor.shape for tensor in tensors_in(batch)]
-        if loader not in self._copies:
+        shapes = [tensor.shape for tensor in tensors]
+        if tensors and loader not in self._copies and not any(map(self._holds, tensors)):
             with suppress(Exception):  # not everything can be copied
                 self._copies[loader] = shapes, deepcopy(batch)
-        elif self._copies[loader] and self._copies[loader][0] != shapes:
-            self._copies[loader] = None
+        elif self._copies.get(loader, [shapes])[0] != shapes:
+            self._copies[loader] = [None]
         return batch
 
     def again(self, loader: DataLoader[Any]) -> Any:
         """Return the first batch of a loader, ``None`` if others had other shapes."""
-        known = self._copies.get(loader)
-        return known and deepcopy(known[1])
+        return deepcopy(self._copies.get(loader, [None])[-1])
 
     def chosen(self, loader: DataLoader[Any]) -> list[tuple[str, Sequence[int] | None]]:
         """Return what an epoch gives, its first batch last, and which samples: the longest batch
