@@ -227,10 +227,12 @@ class GpuRequests(TorchFunctionMode):
             named.pop("pin_memory", None)
             result = func(*args, **named)
             if isinstance(result, Tensor):
-                if func in _KNOWN and (_keeps_values(result) or _is_constant(func, args, result)):
-                    result = func(*args, **{**named, "device": _HOST})
-                elif func in _KNOWN and result.numel() <= MOST_NUMBERS:
-                    self.numbers.keep(result, func(*args, **{**named, "device": _HOST}))
+                if func in _KNOWN and result.numel() <= MOST_NUMBERS:
+                    real = func(*args, **{**named, "device": _HOST})
+                    if _keeps_values(result) or _is_constant(func, args, result):
+                        result = real
+                    else:
+                        self.numbers.keep(result, real)
                 self._observer.arrived(result, _name_of(func))
             return result
         named.pop("pin_memory", None)
