@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -160,14 +161,14 @@ def needs_bitsandbytes(method: Method) -> bool:
 def _lengthened(
     config: Mapping[str, Any],
     method: Method,
-    traced: Callable[[Mapping[str, Any], None], tuple[RealModel, Recording]],
-) -> tuple[RealModel, Timeline, int] | None:
+    traced: Callable[[Mapping[str, Any], None], tuple[RealModel, Timeline]],
+) -> tuple[RealModel, Timeline] | None:
     """Trace few blocks and repeat their events; ``None`` where blocks differ, or where five blocks
     lengthened by one are not six."""
     from gpumemnet.named.repeated_blocks import is_equal, lengthened, with_ordered_frees
 
     blocks = config.get("num_hidden_layers")
-    if not is_decoder(config.get("model_type")) or not isinstance(blocks, int):
+    if method.gpus > 1 or not is_decoder(config.get("model_type")) or type(blocks) is not int:
         return None
     if blocks < 2 * _FEW_BLOCKS or any(config.get(key) for key in _UNEQUAL_BLOCKS):
         return None
@@ -177,7 +178,7 @@ def _lengthened(
     real, less = short[0], shorter[0]
     if real.blocks is None:
         return None
-    orders = [with_ordered_frees(each.timeline, real.blocks) for _, each in (shorter, short)]
+    orders = [with_ordered_frees(each, real.blocks) for _, each in (shorter, short)]
     once = lengthened(orders[0], real.blocks, 1)
     if once is None or not is_equal(once, orders[1]):
         return None
@@ -185,9 +186,9 @@ def _lengthened(
     timeline = lengthened(orders[1], real.blocks, more)
     if timeline is None:
         return None
-    trained = real.trained_parameters
     real.parameters += more * (real.parameters - less.parameters)
-    return real, timeline, trained + more * (trained - less.trained_parameters)
+    real.trained_parameters += more * (real.trained_parameters - less.trained_parameters)
+    return real, timeline
 
 
 def _in_child(document: dict[str, Any]) -> dict[str, Any]:
@@ -209,34 +210,28 @@ def _in_child(document: dict[str, Any]) -> dict[str, Any]:
     options = request.options
     platform = Platform.of(request.gpu, options)
 
-    def traced(config: Mapping[str, Any], total: int | None) -> tuple[RealModel, Recording]:
-        real = built(document["name"], config, total, method)
-        _LOG.info("tracing training steps")
-        with patches(real.module, method):
-            inputs = as_model_inputs(real.inputs, method.batch_size)
-            own = replace(options, own_optimizer=real.optimizer)
-            return real, record(real.module, inputs, own, platform)
+    def traced(config: Mapping[str, Any], total: int | None) -> tuple[RealModel, Timeline]:
+        """Trace the only GPU, or the first of several as accelerate or DeepSpeed runs it."""
+        made: list[RealModel] = []
 
-    config, total = document["config"], document["parameters"]
-    total = config.get("built_by_transformers_5.23", total)
-
-    def on_rank() -> tuple[RealModel, Timeline, int]:
-        """Trace the first of several ranks, as accelerate or DeepSpeed runs it."""
-        made: list[tuple[RealModel, int]] = []
-
-        def train() -> None:
+        def train(loop: Callable[[RealModel, TraceOptions], Any]) -> Any:
             real = built(document["name"], config, total, method)
-            made.append((real, real.trained_parameters))
-            own = replace(options, own_optimizer=real.optimizer)
+            made.append(real)
+            _LOG.info("tracing training steps")
             with patches(real.module, method):
-                train_on_rank(
-                    real.module,
-                    real.inputs,
-                    optimizer_factory(own, {}),
-                    method,
-                    options.gradient_accumulation,
-                )
+                return loop(real, replace(options, own_optimizer=real.optimizer))
 
+        def on_rank(real: RealModel, own: TraceOptions) -> None:
+            factory = optimizer_factory(own, {})
+            train_on_rank(real.module, real.inputs, factory, method, own.gradient_accumulation)
+
+        def alone(real: RealModel, own: TraceOptions) -> Recording:
+            inputs = as_model_inputs(real.inputs, method.batch_size)
+            return record(real.module, inputs, own, platform)
+
+        if method.gpus == 1:
+            timeline = train(alone).timeline
+            return made[0], timeline
         call = ScriptCall(
             script=Path(__file__),
             arguments=(),
@@ -244,16 +239,14 @@ def _in_child(document: dict[str, Any]) -> dict[str, Any]:
             settings=request.allocator,
             ranks=method.gpus,
             more_seconds=0.0,
-            program=train,
+            program=partial(train, on_rank),
         )
         timeline = run_script(call).timeline
-        return made[0][0], timeline, made[0][1]
+        return made[0], timeline
 
-    found = on_rank() if method.gpus > 1 else _lengthened(config, method, traced)
-    if found is None:
-        real, recording = traced(config, total)
-        found = real, recording.timeline, real.trained_parameters
-    real, timeline, trained = found
+    config, total = document["config"], document["parameters"]
+    total = config.get("built_by_transformers_5.23", total)
+    real, timeline = _lengthened(config, method, traced) or traced(config, total)
     check_total(real.parameters, total)
     run = repeated(timeline)
     answer = result_of_run(
@@ -289,7 +282,7 @@ def _in_child(document: dict[str, Any]) -> dict[str, Any]:
     place = f" of {module}" if module else ""
     return {
         "parameters": real.parameters,
-        "trained_parameters": trained,
+        "trained_parameters": real.trained_parameters,
         "expected_bytes": answer.expected_bytes,
         "safe_bytes": answer.safe_bytes,
         "parts": parts,

@@ -41,7 +41,7 @@ from gpumemnet.named.methods import (
     Method,
 )
 from gpumemnet.named.operators import Network
-from gpumemnet.named.step_walk import PARTS, ProcessPeak, StepPeak, step_peak
+from gpumemnet.named.step_walk import ProcessPeak, StepPeak, step_peak
 from gpumemnet.named.trainer_files import adapter_fields, read_trainer_file
 from gpumemnet.physics.attention_kernels import (
     FLASH,
@@ -444,8 +444,7 @@ def _instant_peak(asked: _Asked, method: Method) -> ProcessPeak:
         trained_parameters=_adapter_elements(built, method) if method.has_adapters else parameters,
         expected_bytes=asked.expected(method),
         safe_bytes=asked.safe(method),
-        parts={name: getattr(peak, name) for name in PARTS}
-        | {"context_bytes": asked.context.expected_bytes},
+        parts={**peak.parts, "context_bytes": asked.context.expected_bytes},
         moment=peak.moment,
         notes=(),
     )

@@ -55,7 +55,8 @@ class RealModel:
     Attributes:
         module: returns what the trainer keeps until the step ends, the loss among it.
         inputs: what it is called with.
-        parameters: elements of the model without adapters.
+        parameters: elements of the model without adapters; ``trained_parameters`` are those that
+            receive gradients, adapters among them.
         heads: paths of the layer that gives the logits and of what contains the loss.
         optimizer: makes the optimizer; ``None`` for PyTorch's of that name.
         notes: what was assumed.
@@ -68,10 +69,9 @@ class RealModel:
     optimizer: Callable[..., torch.optim.Optimizer] | None = None
     notes: list[str] = field(default_factory=list)
 
-    @property
-    def trained_parameters(self) -> int:
-        """Elements that receive gradients."""
-        return sum(each.numel() for each in self.module.parameters() if each.requires_grad)
+    def __post_init__(self) -> None:
+        trained = (each for each in self.module.parameters() if each.requires_grad)
+        self.trained_parameters = sum(each.numel() for each in trained)
 
     @property
     def blocks(self) -> str | None:

@@ -5,7 +5,7 @@ it stands in the network (:mod:`gpumemnet.named.block_walk`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Final
 
 from gpumemnet.named.block_walk import Amounts, BlockMemory, block_memory, tensors
@@ -22,33 +22,31 @@ _GATHERED_UNITS: Final = 2
 """Blocks whose weights FSDP holds at once: the one that runs and the one fetched ahead."""
 
 
+PARTS: Final = (
+    *("base_weights_bytes", "adapters_bytes", "gradients_bytes", "optimizer_bytes"),
+    *("activations_bytes", "logits_bytes", "workspace_bytes", "fragmentation_bytes"),
+)
+"""What a step's peak is made of.  Activations are what blocks keep and compute with; logits count
+with their loss and the gradients of both; the workspace is that of cuBLAS, and NCCL's buffers;
+fragmentation is what the allocator reserves beyond what is in use."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepPeak:
     """The peak of a training step on one GPU, without the CUDA context.
 
     Attributes:
-        base_weights_bytes, adapters_bytes, gradients_bytes, optimizer_bytes: at the peak.
-        activations_bytes: what blocks keep and compute with.
-        logits_bytes: logits, their loss, and the gradients of both.
-        workspace_bytes: of cuBLAS, and NCCL's buffers.
-        fragmentation_bytes: reserved by the allocator beyond what is in use.
+        parts: each of :data:`PARTS`, at the peak.
         moment: when the peak is.
     """
 
-    base_weights_bytes: int
-    adapters_bytes: int
-    gradients_bytes: int
-    optimizer_bytes: int
-    activations_bytes: int
-    logits_bytes: int
-    workspace_bytes: int
-    fragmentation_bytes: int
+    parts: Mapping[str, int]
     moment: str
 
     @property
     def reserved_bytes(self) -> int:
         """What the allocator reserves, and NCCL holds."""
-        return sum(getattr(self, name) for name in PARTS)
+        return sum(self.parts.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +68,6 @@ class ProcessPeak:
     parts: Mapping[str, int]
     moment: str
     notes: tuple[str, ...]
-
-
-PARTS: Final = tuple(each.name for each in fields(StepPeak) if each.name != "moment")
 
 
 def step_peak(
@@ -189,7 +184,7 @@ class _Step:
             "workspace_bytes": self.workspace_bytes + communicator_bytes((method.gpus,)) + buckets,
             "fragmentation_bytes": max(reserved - allocated - self.workspace_bytes, 0.0),
         }
-        return StepPeak(**{name: round(size) for name, size in sizes.items()}, moment=peak.name)
+        return StepPeak({name: round(sizes[name]) for name in PARTS}, peak.name)
 
     def _misfit_bytes(self) -> float:
         """A segment more where the loss copies the logits without their last position.
