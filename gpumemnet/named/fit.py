@@ -463,6 +463,7 @@ def _answer(
     for section in built.sections:
         blocks[section.name] += section.count
     safe = asked.safe(method)
+    longest = max(asked.model.longest or MAX_SEQUENCE_LENGTH, method.sequence_length)
     available = judged = None
     if profile is not None:
         available = available_mib(profile)
@@ -485,8 +486,10 @@ def _answer(
         attention=f"{kernel}: flash does not run, {reason}" if reason else kernel,
         table=tuple(_table(asked, method)),
         table_by=_axis(asked)[2],
-        largest_batch=_largest_batch(asked, method),
-        longest_sequence=_longest_sequence(asked, method),
+        largest_batch=_largest(asked, method, "batch_size", MAX_SEARCHED_BATCH),
+        longest_sequence=_largest(asked, method, "sequence_length", longest)
+        if asked.reads_tokens
+        else None,
         smallest_gpu=_smallest_gpu(asked, method),
         fewest_gpus=_fewest_gpus(asked, method),
         changes=() if judged in (None, YES) else tuple(_changes(asked, method)),
@@ -567,8 +570,14 @@ def _axis(asked: _Asked) -> tuple[str, tuple[int, ...], str]:
     return "batch_size", TABLE_BATCHES, "samples of a batch"
 
 
-def _largest(is_safe: Callable[[int], bool], most: int) -> int:
-    """The largest whole number that is safe, if larger ones are less so; 0 if 1 is not."""
+def _largest(asked: _Asked, method: Method, field: str, most: int) -> int | None:
+    """The largest value of a field that is safe, if larger ones are less so; 0 if 1 is not."""
+    if asked.profile is None:
+        return None
+
+    def is_safe(value: int) -> bool:
+        return asked.is_safe(method, **{field: value})
+
     if not is_safe(1):
         return 0
     low, high = 1, min(2, most)
@@ -578,20 +587,6 @@ def _largest(is_safe: Callable[[int], bool], most: int) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if is_safe(middle) else (low, middle)
     return min(low, most)
-
-
-def _largest_batch(asked: _Asked, method: Method) -> int | None:
-    if asked.profile is None:
-        return None
-    return _largest(lambda batch: asked.is_safe(method, batch_size=batch), MAX_SEARCHED_BATCH)
-
-
-def _longest_sequence(asked: _Asked, method: Method) -> int | None:
-    """Up to what the model can read."""
-    if asked.profile is None or not asked.reads_tokens:
-        return None
-    most = max(asked.model.longest or MAX_SEQUENCE_LENGTH, method.sequence_length)
-    return _largest(lambda tokens: asked.is_safe(method, sequence_length=tokens), most)
 
 
 def _smallest_gpu(asked: _Asked, method: Method) -> str | None:

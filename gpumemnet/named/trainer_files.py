@@ -102,14 +102,9 @@ class _Keys:
         prefixes = tuple(f"{name}." for name in names)
         return any(each in names or each.startswith(prefixes) for each in self.values)
 
-    def text(self, names: str, default: object = None) -> str:
-        """A value in lower case; empty if it is switched off."""
-        value = self.get(names, default)
-        return "" if _is_off(names, value) else str(value).lower()
-
     def flag(self, names: str, default: bool | None = None) -> bool:
         """Whether a key is switched on."""
-        return bool(self.text(names, default))
+        return not _is_off(names, self.get(names, default))
 
     def count(self, names: str, default: int | None = None) -> int | None:
         """A whole number from 1 on; -1 leaves it to the machine."""
