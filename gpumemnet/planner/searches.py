@@ -51,7 +51,7 @@ _FEW_UNITS: Final = 32
 """Up to so many units are evicted one after another, and every start is improved.  So that planning
 stays short, larger networks evict one more at once for each further so many units, and improve only
 the starts near the fastest one."""
-_NEAR: Final = 0.01
+_NEAR: Final = 0.25
 """Share by which the step of a near start is longer at most."""
 _ROUNDS: Final = 200
 _EXCHANGES: Final = 4096
