@@ -152,7 +152,9 @@ def block_memory(section: Section, method: Method, multiprocessors: int) -> Bloc
     if method.checkpointing and section.is_checkpointed:
         found.is_recomputed = True
         found.backward = np.maximum(found.backward, found.forward)
-        found.forward = _BlockWalk(section, method, multiprocessors, records=False).walk().forward
+        first = _BlockWalk(section, method, multiprocessors, records=False)
+        first.walk_forward()
+        found.forward = np.array(first.live.peak)
         found.saved = tensors(section.input_elements * method.batch_size * method.outer_bytes)
     return found
 
@@ -171,6 +173,10 @@ class _BlockWalk:
         self.done: list[tuple[list[float], list[_Tensor]]] = []
         """Of each operator that has run: temporaries of its backward pass, and what it saved."""
         self.has_fused_logits = False
+        compute, outer = method.compute_bytes, method.outer_bytes
+        self.output_bytes = {"linear": compute, "attention": compute, "embedding": outer}
+        self.output_bytes["loss"] = FULL_BYTES
+        self.special = {"linear": self._linear, "attention": self._attention, "loss": self._loss}
         self.bias_sum_bytes = multiprocessors * _BIAS_SUM_BYTES
 
     def walk(self) -> BlockMemory:
@@ -178,7 +184,7 @@ class _BlockWalk:
         found, live = BlockMemory(self.section), self.live
         for operator in self.section.operators:
             self._note_parameters(operator, found)
-        unread = self._walk_forward()
+        unread = self.walk_forward()
         found.forward = np.array(live.peak)
         for at in unread:  # the next block holds them, as its input
             live.drop(_Tensor(self.tensors[at].size))
@@ -212,7 +218,7 @@ class _BlockWalk:
 
     # ---- forward
 
-    def _walk_forward(self) -> list[int]:
+    def walk_forward(self) -> list[int]:
         """Runs all operators; returns those whose outputs no other reads: what the block gives."""
         live, operators = self.live, self.section.operators
         last_reader = {
@@ -222,8 +228,8 @@ class _BlockWalk:
             self.tensors[BLOCK_INPUT] = live.take(self._bytes(BLOCK_INPUT))
         for at, operator in enumerate(operators):
             self._forward(at, operator)
-            for source in set(operator.inputs) & self.tensors.keys():
-                if last_reader[source] == at:
+            for source in set(operator.inputs):
+                if last_reader[source] == at and source in self.tensors:
                     live.drop(self.tensors[source])
         return [at for at in range(len(operators)) if at not in last_reader]
 
@@ -246,7 +252,10 @@ class _BlockWalk:
             self.tensors[at].holders += 1
         else:
             self.tensors[at] = live.take(self._bytes(at))
-        use = self._use(at, operator, widest) if self.needs_gradient[at] else _Use()
+        if not self.needs_gradient[at]:
+            self.done.append(([], []))
+            return
+        use = self._use(at, operator, widest)
         saved = [live.take(size) for size in use.own]
         live.drop(*[live.take(size) for size in use.forward])
         for source in use.kept:
@@ -259,21 +268,15 @@ class _BlockWalk:
         method, kind = self.method, operator.kind
         if self._is_dequantised(operator):
             return widest  # ``bitsandbytes.nn.Linear4bit`` answers in its input's type
-        types = {
-            "linear": method.compute_bytes,
-            "attention": method.compute_bytes,
-            "embedding": method.outer_bytes,
-            "rms_norm": max(method.outer_bytes, widest),
-            "loss": FULL_BYTES,
-        }
-        cast = KIND_RULES.get(kind, KindRule()).autocast_output_bytes
-        return types.get(kind) or (method.is_autocast and cast) or widest
+        if kind == "rms_norm":
+            return max(method.outer_bytes, widest)
+        cast = method.is_autocast and KIND_RULES.get(kind, _OVERWRITTEN).autocast_output_bytes
+        return self.output_bytes.get(kind) or cast or widest
 
     def _use(self, at: int, operator: Operator, widest: int) -> _Use:
         method, elements = self.method, self.elements[at]
-        special = {"linear": self._linear, "attention": self._attention, "loss": self._loss}
-        if operator.kind in special:
-            return special[operator.kind](at, operator, widest)
+        if operator.kind in self.special:
+            return self.special[operator.kind](at, operator, widest)
         is_liger, raised = method.kernels == "liger", float(FULL_BYTES * elements)
         use, sources = _Use(), operator.inputs
         if operator.kind == "rotary":

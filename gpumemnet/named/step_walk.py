@@ -267,9 +267,10 @@ class _Step:
 
         What lies outside of the blocks is one group, which stays (``fully_shard`` of the model).
         """
+        if self.shares == 1:
+            return tensors(0)
         narrowed = min(self.method.compute_bytes / self.method.outer_bytes, 1.0)
-        whole = (blocks + self._total("weights", is_outer=True)) * narrowed
-        return whole * (self.shares > 1)
+        return (blocks + self._total("weights", is_outer=True)) * narrowed
 
     def _unreduced(self, block: BlockMemory) -> Amounts:
         """Gradients of whole weights in sharded training, and their copies for the reduction."""
