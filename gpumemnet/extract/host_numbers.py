@@ -21,6 +21,8 @@ from gpumemnet.torch_private.names import tree_leaves, tree_map_only, without_fu
 MOST_NUMBERS: Final = 2**20
 """Largest number of elements of such a tensor."""
 _HOST: Final = torch.device("cpu")
+_EMPTY: Final = torch.empty
+"""PyTorch's own: ``deepspeed.zero.Init`` replaces it while a model is made."""
 _PLAIN: Final = (Tensor, nn.Parameter)
 
 
@@ -109,4 +111,4 @@ class HostNumbers:
     def _view(self, tensor: Tensor) -> Tensor:
         place = tensor.storage_offset(), tensor.size(), tensor.stride()
         storage = self._storages[tensor.untyped_storage()]
-        return torch.empty(0, dtype=tensor.dtype).set_(storage, *place)
+        return _EMPTY(0, dtype=tensor.dtype).set_(storage, *place)
