@@ -214,7 +214,7 @@ def table(made: Calibration) -> list[str]:
         low = np.mean([each.safe == TOO_LOW for each in made.ladders])
         families = len({each.family for each in made.ladders})
         cells = f"{len(made.ladders):,} | {families} | {low:.1%} | – | –"
-        lines.append(f"| {GPU}, autocast, ladders of batches | {cells} |")
+        lines.append(f"| {GPU}, ladders of batches | {cells} |")
     return lines
 
 

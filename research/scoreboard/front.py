@@ -68,7 +68,7 @@ def write_front(out: Path, shown: Mapping[str, Sequence[Table]], command: str) -
         "# Scoreboard: who knows a run's memory before it starts",
         "",
         f"`{command}` makes this page from kept answers.",
-        "The [appendix](appendix.md) has MLPs, CNNs and older sets, where SchedTune, Horus and DeepSpeed are ahead in places,",
+        "The [appendix](appendix.md) has older sets, where SchedTune, Horus and DeepSpeed are ahead in places,",
         "and the forty worst rows; [how to read it](reading.md).",
         "",
     ]
@@ -77,8 +77,8 @@ def write_front(out: Path, shown: Mapping[str, Sequence[Table]], command: str) -
         lines += [
             "## Fine-tuning on one GPU",
             "",
-            "Readings of fms-acceleration, litgpt and PEFT on A100, A10G and L40S: the rows that both of our depths answer.",
-            f"Traced in all, median and 90th percentile: {_summary(alone.values())}, and by FSDP on several GPUs {_summary(several)}.",
+            "fms-acceleration, litgpt and PEFT on A100, A10G and L40S: rows that both of our depths answer.",
+            f"All traced rows (median, 90th): {_summary(alone.values())}; by FSDP on several GPUs {_summary(several)}.",
             "",
             *_compared(cells, ("median error", "90th percentile", "more than 10 % too low")),
             *_picture(out, "readings.png", fine_tuning, "estimate over reading; the band is ±10 %"),
@@ -87,8 +87,8 @@ def write_front(out: Path, shown: Mapping[str, Sequence[Table]], command: str) -
         lines += [
             "## xMem's own runs, RTX 3060 and 4060",
             "",
-            "Vision and language models. *Failure*: a wrong forecast of whether the run fits, or too small a limit; *with a line*:",
-            "fitted to runs of other families; *as a bound*: with a margin for 99 %.",
+            "*Failure*: a wrong forecast of whether the run fits, or too small a limit; *with a line*: fitted to runs of other",
+            "families; *as a bound*: with a margin for 99 %.",
             "",
             *_compared(
                 _of_xmem(shown[_XMEM_SET]),
@@ -135,7 +135,7 @@ def _summary(found: Iterable[Reading]) -> str:
     if not every:
         return "no rows"
     median, most, _ = figures(ratios(every)[FIT])
-    return f"{len(every)} rows {median:.1%} and {most:.1%}"
+    return f"{len(every)} at {median:.1%} and {most:.1%}"
 
 
 def _of_xmem(tables: Sequence[Table]) -> list[Cells]:

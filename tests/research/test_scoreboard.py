@@ -139,4 +139,4 @@ def test_a_small_part_from_the_command_line(tmp_path: Path) -> None:
     assert {"index.md", "appendix.md", "results.json", "safe.png", ANSWERS} == {
         path.name for path in tmp_path.iterdir()
     }
-    assert "| NVIDIA A100-SXM4-40GB | 2,827 | 44 |" in (tmp_path / "index.md").read_text()
+    assert "| A100-SXM4-40GB | 2,827 | 44 |" in (tmp_path / "index.md").read_text()
