@@ -164,9 +164,9 @@ class _Asked:
         self.model, self.profile = model, profile
         self.networks: dict[tuple[int, bool, int], Network] = {}
         self.peaks: dict[tuple[Method, int, int], StepPeak] = {}
-        known = profile or device_profile("A100-80GB")
-        self.context = context(known)
-        self.sizes = known.blas_workspace_bytes, known.multiprocessors
+        self.assumed = gpu = profile or device_profile("A100-80GB")
+        self.context = context(gpu)
+        self.sizes = gpu.blas_workspace_bytes, gpu.multiprocessors
         self.scale = 1.0
         """How far a trace lies above the instant depth."""
         self.traced: tuple[Method, float] | None = None
@@ -250,9 +250,8 @@ class _Asked:
         the job cannot be traced."""
         from gpumemnet.named.exact import exact_peak
 
-        profile = self.profile or device_profile("A100-80GB")
         try:
-            traced = exact_peak(self.model, method, profile, progress)
+            traced = exact_peak(self.model, method, self.assumed, progress)
         except (ExtractError, InvalidRequestError) as error:
             notes.append(f"not traced, so this is the instant depth's answer: {error}")
             return None
@@ -274,8 +273,7 @@ class _Asked:
         call = _attention_call(self.network(method), method)
         if call is None:
             return "", ""
-        capability = (8, 0) if self.profile is None else self.profile.compute_capability
-        setup = AttentionSetup(compute_capability=capability)
+        setup = AttentionSetup(compute_capability=self.assumed.compute_capability)
         kernel = method.attention or choose_kernel(call, setup) or "math"
         reason = obstacle(FLASH, call, setup) if kernel in ("math", "memory_efficient") else None
         return kernel, reason or ""
