@@ -33,8 +33,10 @@ class Style:
             ``outputs``, ``both``, or behind the ``sums`` with their input.
         parallel_norms: norms of blocks whose attention and feed-forward layer read the same input;
             0 for those that run one after the other.
-        activation, gate: of the feed-forward layer, see
-            :meth:`~gpumemnet.named.operators.Section.feed_forward`.
+        activation: of the feed-forward layer; :data:`~gpumemnet.named.operators.OLD_GELU` runs in
+            single operations.
+        gate: ``split`` or ``joined`` where the activation is multiplied with a second layer, of its
+            own or one with the first.
         qkv_bias, key_bias, out_bias, mlp_bias, head_bias: which parts have a bias; that of keys also
             needs ``qkv_bias``.
         query_norm: none, ``head`` or ``all``: norms of queries and keys.
@@ -337,14 +339,26 @@ class Stack:
     def _layers(
         self, section: Section, source: int, rows: int, middle: int, copies: int = 1
     ) -> int:
-        """The feed-forward layer, or those of the experts."""
-        style = self.style
-        return section.feed_forward(
-            *(source, rows, (self.hidden, middle), style.activation),
-            gate="joined" if style.gate and copies > 1 else style.gate,
-            bias=style.mlp_bias,
-            copies=copies,
-        )
+        """A layer that widens, an activation, and a layer that narrows; or those of the experts."""
+        style, shape, wide = self.style, rows * middle, (self.hidden, middle)
+        gate = "joined" if style.gate and copies > 1 else style.gate
+        first = (self.hidden, 2 * middle) if gate == "joined" else wide
+        names = {"joined": "gate_up_proj", "split": "gate_proj", "": "up_proj"}
+        up = section.linear(source, rows, first, names[gate], style.mlp_bias, copies)
+        inner = self._activated(section, up, shape)
+        if gate == "split":
+            up = section.linear(source, rows, wide, "up_proj", style.mlp_bias)
+        if gate:
+            inner = section.add("multiply", (inner, up), shape)
+        return section.linear(inner, rows, wide[::-1], "down_proj", style.mlp_bias, copies)
+
+    def _activated(self, section: Section, source: int, elements: int) -> int:
+        kind = self.style.activation
+        if kind != OLD_GELU:
+            return section.add(kind, source, elements)
+        bent = section.add("tanh", section.add("activation", source, elements), elements)
+        factors = section.add("other", source, elements), section.add("add", bent, elements)
+        return section.add("multiply", factors, elements)
 
 
 def joined(style: Style) -> Style:

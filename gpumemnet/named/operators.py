@@ -102,47 +102,6 @@ class Section:
         values = {"parameters": parameters, "rows": rows, "width": sizes[0], "copies": copies}
         return self.add("linear", source, rows * sizes[1], name, **values)
 
-    def feed_forward(
-        self,
-        source: int,
-        rows: int,
-        sizes: tuple[int, int],
-        activation: str,
-        *,
-        gate: str = "",
-        bias: bool = False,
-        copies: int = 1,
-    ) -> int:
-        """Adds a layer that widens, an activation, and a layer that narrows.
-
-        Args:
-            source: what it reads.
-            rows: vectors of one sample.
-            sizes: features outside and inside.
-            activation: its kind; :data:`OLD_GELU` runs in single operations.
-            gate: ``split`` or ``joined`` where the activation is multiplied with a second layer, of
-                its own or one with the first.
-            bias: whether layers have one.
-            copies: equal weights, as those of experts.
-        """
-        shape = rows * sizes[1]
-        joined = (sizes[0], 2 * sizes[1]) if gate == "joined" else sizes
-        names = {"joined": "gate_up_proj", "split": "gate_proj", "": "up_proj"}
-        up = self.linear(source, rows, joined, names[gate], bias, copies)
-        inner = self._activated(up, shape, activation)
-        if gate == "split":
-            up = self.linear(source, rows, sizes, "up_proj", bias)
-        if gate:
-            inner = self.add("multiply", (inner, up), shape)
-        return self.linear(inner, rows, sizes[::-1], "down_proj", bias, copies)
-
-    def _activated(self, source: int, elements: int, kind: str) -> int:
-        if kind != OLD_GELU:
-            return self.add(kind, source, elements)
-        bent = self.add("tanh", self.add("activation", source, elements), elements)
-        factors = self.add("other", source, elements), self.add("add", bent, elements)
-        return self.add("multiply", factors, elements)
-
 
 @dataclass(frozen=True)
 class Network:
