@@ -114,3 +114,47 @@ def test_classes_of_a_loss_are_split(tmp_path: Path) -> None:
     answer = trace_script(script, ranks=RANKS)
     local = FLOAT * 1024 * 4096
     assert 9 * local < answer.allocated_bytes < 11 * local  # 9.1 by PyTorch's own CUDA code
+
+
+TIED = """
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+dist.init_process_group("nccl")
+torch.cuda.set_device(0)
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(1024, 4096), nn.Linear(4096, 1024)
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(x)))
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(30_000, 1024)
+        self.blocks = nn.Sequential(Block(), Block(), Block(), Block())
+        self.head = nn.Linear(1024, 30_000, bias=False)
+        self.head.weight = self.embedding.weight
+    def forward(self, tokens):
+        return self.head(self.blocks(self.embedding(tokens)))
+with torch.device("cuda"):
+    model = Model()
+mixed = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+policy = ModuleWrapPolicy({Block})
+model = FullyShardedDataParallel(model, None, None, None, policy, mixed_precision=mixed)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(4):
+    tokens = torch.zeros(2, 512, dtype=torch.long, device="cuda")
+    loss = nn.functional.cross_entropy(model(tokens).float().flatten(0, 1), tokens.flatten())
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_tied_gradients_are_added_where_units_are_gathered(tmp_path: Path) -> None:
+    script = tmp_path / "tied.py"
+    script.write_text(TIED)
+    reserved_bytes = trace_script(script, ranks=RANKS, gpu="H200").reserved_bytes
+    assert reserved_bytes == 1_201_668_096  # by PyTorch's own CUDA code
