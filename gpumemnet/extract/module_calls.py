@@ -11,14 +11,14 @@ their own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Final
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from gpumemnet.errors import ExtractError
 from gpumemnet.extract.placement import is_small
@@ -186,7 +186,7 @@ class ModulePath:
         entered: Callable[[nn.Module], None] | None = None,
         left: Callable[[nn.Module, tuple[object, object], object], None] | None = None,
     ) -> None:
-        self._names: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary(
+        self._names: MutableMapping[nn.Module, str] = WeakIdKeyDictionary(  # some define ==
             {module: name for name, module in model.named_modules()}
         )
         self._entered = entered

@@ -172,6 +172,8 @@ MOVE_FILE: Final = tuple(TorchName(f"os:{name}") for name in ("rename", "replace
 """To follow the files that a script writes."""
 COPY_FILE: Final = TorchName("shutil:copyfile")
 """To follow the files that a script writes."""
+MAKE_FOLDER: Final = TorchName("os:mkdir")
+"""To remove the folders that a script makes."""
 
 
 def device_constructors() -> frozenset[Any]:

@@ -29,6 +29,7 @@ from torch.optim.optimizer import (
 from torch.utils.data import get_worker_info
 
 from gpumemnet.extract.module_calls import ModulePath, tensors_in
+from gpumemnet.sandbox.user_code import running_line
 from gpumemnet.torch_private.names import (
     dense_parts,
     id_of_storage,
@@ -206,6 +207,8 @@ class ScriptObserver:
         """Step → shapes of what the first model was called with in training."""
         self._generation = Generation()
         self._made: list[weakref.ref[Optimizer]] = []
+        self.optimizers_made: set[str] = set()
+        """Lines of the script that have made an optimizer."""
         self._whole: WholeRun | None = None
         self._is_counting = False
         self._in_engine = self._has_engine = False
@@ -416,6 +419,7 @@ class ScriptObserver:
                 self.notes.pop("optimizer", None)
             if not self._is_counting:
                 self._made.append(weakref.ref(optimizer))
+            self.optimizers_made.add(running_line())
             make_optimizer(optimizer, *args, **kwargs)
 
         passes = RepeatedPasses(
@@ -563,12 +567,13 @@ class ScriptObserver:
     def _left(self, module: nn.Module, arguments: object, output: object) -> None:
         self.recorder.left_module(module, arguments, output)
         step = self._boundaries + 1
-        if not self.modules.depth and self.first is not None and not torch.is_grad_enabled():
+        is_model = not self.modules.depth and next(iter(module.parameters()), None) is not None
+        if is_model and self.first is not None and not torch.is_grad_enabled():
             self._generation.passed(arguments, self.recorder.live_bytes())
-        if not self.modules.depth and torch.is_grad_enabled() and self._started:
+        if is_model and torch.is_grad_enabled() and self._started:
             given = [each for each in tensors_in(arguments) if each.ndim]
             shape = ", ".join("x".join(map(str, each.shape)) for each in given)
-            if given and next(iter(module.parameters()), None) is not None:
+            if given:
                 self._first_model = self._first_model or weakref.ref(module)
                 if self._first_model() is module:
                     self.shapes.setdefault(step, shape)
@@ -589,7 +594,8 @@ class ScriptObserver:
                 self._inner_batch_size = shape[0]
             if getattr(module, "batch_first", None) is False and len(shape) == _SEQUENCE_DIMENSIONS:
                 self._second_dimension = shape[1]
-            is_time_first = len(shape) > 1 and shape[1] == self._second_dimension != shape[0]
+            sizes = {self._second_dimension, *self.loaders.batch_sizes}
+            is_time_first = len(shape) > 1 and shape[1] in sizes and shape[0] not in sizes
             size = shape[1] if is_time_first else shape[0]
         if is_model:
             self._inner_batch_size = None

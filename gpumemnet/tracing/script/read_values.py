@@ -123,11 +123,11 @@ class ReadValues(MissingValues):
         """One sentence for each operator and line."""
         return tuple(self._sentences.values())
 
-    def note(self, what: str) -> None:
-        """Note ``what`` with the running line of the script, once."""
+    def note(self, what: str, end: str = "") -> None:
+        """Note ``what`` with the running line of the script, once, whatever its ``end``."""
         where = running_line()
-        sentence = f"{where}: {what}." if where else f"{what}."
-        self._sentences.setdefault(sentence, sentence)
+        sentence = f"{where}: {what}" if where else what
+        self._sentences.setdefault(sentence, f"{sentence}{end}.")
 
     def note_once(self, sentence: str) -> None:
         """Note a sentence that does not belong to a line."""
@@ -158,7 +158,7 @@ class ReadValues(MissingValues):
             if selects(operator):
                 self.selections.setdefault(running_line() or error.operator)
             result, what = guess(*args, **kwargs)
-            self.note(f"{error.operator} {what}")
+            self.note(error.operator, f" {what}")
             return result
         tensor = args[0]
         if operator_name(operator) != "_local_scalar_dense":
@@ -215,7 +215,7 @@ class ReadValues(MissingValues):
         number = self._number(tensor.dtype, is_lost) if count is None else count
         if not number and self.is_assumed(tensor):
             number = self._value_of(tensor)
-        self.note(f"a value read from the GPU was taken to be {number:,}")
+        self.note("a value read from the GPU was taken to be", f" {number:,}")
         if tensor.dtype.is_complex:
             return complex(number)
         return float(number) if tensor.dtype.is_floating_point else int(number)
@@ -287,7 +287,9 @@ class ReadValues(MissingValues):
                 numbers = numbers.view(moved.shape).movedim(-1, dim)
             real = torch.empty_strided(picks.size(), picks.stride(), dtype=picks.dtype)
             real.copy_(numbers.view(picks.shape) if is_removed else numbers)
-        self.note(f"{operator_name(operator)} was taken to pick all {candidates:,} equally often")
+        self.note(
+            f"{operator_name(operator)} was taken to pick all", f" {candidates:,} equally often"
+        )
         return real if isinstance(result, Tensor) else type(result)((*result[:-1], real))
 
     def learn(
@@ -306,6 +308,8 @@ class ReadValues(MissingValues):
             return
         if func is torch.cat and args[0][0] in self._masks:
             self._masks[last] = sum(map(self._selected, args[0]))
+        if func in _EQUAL and last.ndim == 1 and 0 in (each.ndim for each in tensors):
+            self._masks[last] = 1  # such as the rank of a label
         if not last.is_meta:
             if func in _PICKING and isinstance(args[0], Tensor) and args[0].is_meta:
                 self._assumed[last] = True

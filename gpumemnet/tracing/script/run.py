@@ -239,7 +239,7 @@ def result_of_script(run: ScriptRun, call: ScriptCall, with_curve: bool) -> Trac
     if whole is not None:
         phases = phases_of(whole.timeline, len(run.timeline.step_starts) - 1, whole.step_names)
         more = max(each.requested_bytes for each in phases) - answer.requested_bytes
-        if more >= min(MIB, answer.requested_bytes // 100) and not whole.keeps_growing():
+        if more >= min(MIB, answer.requested_bytes // 100) and sum(whole.rises) < 2:
             largest = max(phases, key=lambda each: each.requested_bytes)
             note = (
                 f"the peak is not in the first steps: {largest.name}, step {largest.step}, takes {more / MIB:,.1f} MiB more "
@@ -304,12 +304,15 @@ def run_script(call: ScriptCall) -> ScriptRun:
                 raise
         except SystemExit as error:
             ended = f"{user_location(error)}: sys.exit({error.code!r})"
+            if isinstance(error.__context__, Exception):  # such as of Hydra
+                ended = error_text = fault_sentence(error.__context__)
         except Exception as error:
             if observer.first is None:
                 raise ExtractError(
                     f"the script cannot be traced: {fault_sentence(error)}{_remedy(error, call)}"
                 ) from error
-            error_text = fault_sentence(error)
+            if not isinstance(error, StopIteration):  # of a loader that has ended early
+                error_text = fault_sentence(error)
         if error_text:
             observer.notes["error"] = (
                 f"an error ended the script after the first steps, and what follows is not in the answer: {error_text}"
@@ -323,6 +326,8 @@ def run_script(call: ScriptCall) -> ScriptRun:
         return _shown(call.script, file, observer, values, allocator.settings, torch_notes)
 
     def trace_process(run: Callable[[], None]) -> None:
+        if observer.first is not None:  # what is forked once the GPU is used cannot use it
+            return run()
         try:
             call.report(result_of_script(observed(run), call, with_curve=False))
         except CodeEndedError:  # it has not trained, and is no part of the answer
@@ -393,15 +398,14 @@ def _shown(
     whole = observer.whole_run()
     timeline = observer.first or observer.recorder.timeline()
     growth = grown_bytes(timeline)
-    has_more = whole is not None and len(whole.timeline.step_starts) > len(timeline.step_starts) + 1
-    if growth >= MIB and whole is not None and (not has_more or whole.keeps_growing()):
+    if growth >= MIB and whole is not None and (len(whole.rises) < 2 or sum(whole.rises) > 1):
         values.note_once(
             f"the memory on the GPU grows by {growth / MIB:,.1f} MiB with every step: the script keeps tensors of earlier steps"
         )
     files = list(user_files(file))
     for sentence in () if whole is None else whole.sentences:
         values.note_once(sentence)
-    lines = [] if whole is None else later_lines(files, whole.steps)
+    lines = [] if whole is None else later_lines(files, whole.steps, observer.optimizers_made)
     if whole is not None and lines:
         values.note_once(
             f"{', '.join(lines[:5])}: runs at a later step than the {whole.steps:,} that were traced, and is not in the answer"
@@ -474,10 +478,14 @@ def _run(
     sys.modules["__main__"] = module
     sys.argv = [file, *call.arguments]
     values, gpus = requests.values, local_ranks(call.ranks or 1)
+    ends, end = {os.getpid(): sys.exit}, os._exit  # a process that the script forked ends at once
     torch.cuda.is_available()  # CUDA reads which GPUs it may use once: none
     with ExitStack() as stack:
         numbers = ",".join(map(str, range(gpus)))
         stack.enter_context(patch.dict(os.environ, {"CUDA_VISIBLE_DEVICES": numbers}))
+        stack.enter_context(
+            patch.object(os, "_exit", lambda code: ends.get(os.getpid(), end)(code))
+        )
         stack.enter_context(without_dynamo())
         stack.enter_context(launches_do_nothing(before_import=True))
         stack.enter_context(requests)

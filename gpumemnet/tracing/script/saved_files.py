@@ -4,8 +4,9 @@ Weights have no values in a trace.  ``torch.save`` and ``safetensors.torch.save_
 files of the right size that every program can read, with zeros for the missing values; large ones
 are sparse.  What is saved once tensors are on the GPU ends with the trace: it is removed, and what
 it replaced is put back, also where the script renamed or copied it; so are other files that it
-writes over or adds to.  What is saved before, such as a preprocessed dataset, has its real values
-and stays.
+writes over or adds to, and folders that it makes for less than 1 MiB: a run may refuse to begin where
+its folder is there.  What is saved before, such as a preprocessed dataset, has its real values and
+stays.
 
 A checkpoint that the same run has saved is loaded from memory, as ``torch.load`` would: on the
 device that it was saved from, or on that of ``map_location``.
@@ -16,7 +17,6 @@ from __future__ import annotations
 import builtins
 import copy
 import importlib.util
-import io
 import json
 import os
 import shutil
@@ -36,6 +36,7 @@ from gpumemnet.torch_private.names import replaced, without_function_modes
 from gpumemnet.torch_private.script import (
     COPY_FILE,
     FAKE_TENSORS,
+    MAKE_FOLDER,
     MOVE_FILE,
     OPEN_FILE,
     SAFETENSORS_SAVE,
@@ -43,14 +44,11 @@ from gpumemnet.torch_private.script import (
     WITHOUT_MODES,
 )
 from gpumemnet.tracing.script.simulated_cuda import GPU
+from gpumemnet.units import MIB
 
 _MAX_BUFFER_BYTES: Final = 2**31
 """Largest file that is written to memory, where zeros take room."""
 _CHUNK_BYTES: Final = 2**20
-_REMOVED: Final = (
-    "files that the script saved were removed after the trace: they held zeros in place of weights"
-)
-_PUT_BACK: Final = "files that the script wrote over or added to were put back after the trace"
 _SAFETENSORS_TYPES: Final = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -90,9 +88,9 @@ class SavedFiles:
         self._note = note
         self._saved: dict[object, tuple[object, set[int]]] = {}
         self._temporary: set[Path] = set()
-        self._temporary_buffers: list[bytes] = []
         self._opened: set[Any] = set()
         self._backups: dict[Path, Path] = {}
+        self._folders: list[Path] = []
         self._process = os.getpid()
         self._open, self._rename, self._write = builtins.open, os.rename, SAVE.value()
 
@@ -105,6 +103,8 @@ class SavedFiles:
             if isinstance(mode, str) and "w" in mode and "b" in mode:
                 self._back_up(file)
                 self._opened.add(_path(file))
+                if self._is_gpu_used() and isinstance(_path(file), Path):
+                    self._temporary.add(_path(file))
             elif isinstance(mode, str) and set(mode) & set("wa+"):
                 self._keep_copy(file)
             return self._open(file, mode, *args, **kwargs)
@@ -120,11 +120,17 @@ class SavedFiles:
             self._moved(source, target, is_copy=True)
             return result
 
+        def made(folder: Any, *args: Any, **kwargs: Any) -> None:
+            make(folder, *args, **kwargs)
+            self._folders.append(_path(folder))
+
+        make = MAKE_FOLDER.value()
         with ExitStack() as stack:
             stack.callback(self._undo)
             stack.enter_context(
                 replaced(
                     [
+                        (MAKE_FOLDER, made),
                         *((name, opened) for name in OPEN_FILE),
                         *((name, renamed) for name in MOVE_FILE),
                         (COPY_FILE, copied),
@@ -149,7 +155,7 @@ class SavedFiles:
                 self._save(value, file)
         except Exception as error:  # pickling runs code of the script's classes
             self._note(
-                f"torch.save wrote nothing to {_shown(file)}: {getattr(error, 'strerror', None) or error}"
+                f"torch.save wrote nothing to {file}: {getattr(error, 'strerror', None) or error}"
             )
 
     def has(self, file: Any) -> bool:
@@ -214,8 +220,8 @@ class SavedFiles:
 
     def _copy_to(self, file: BinaryIO, source: Path) -> None:
         """Copy a sparse file to one that the script has opened, or to a buffer."""
-        name = getattr(file, "name", None)
-        is_on_disk = isinstance(name, str)
+        path = _key(file)
+        is_on_disk = isinstance(path, Path)
         size = source.stat().st_size
         if not is_on_disk and size > _MAX_BUFFER_BYTES:
             raise OSError(f"{size:,} bytes are too many for a buffer in memory")
@@ -227,9 +233,7 @@ class SavedFiles:
                     file.write(chunk)
         if is_on_disk:
             file.truncate()
-            self._ends_with_trace(_path(name))
-        elif isinstance(file, io.BytesIO):
-            self._temporary_buffers.append(file.getvalue())
+            self._ends_with_trace(path)
 
     @contextmanager
     def _saving_safetensors(self) -> Iterator[None]:
@@ -255,7 +259,9 @@ class SavedFiles:
 
     def _ends_with_trace(self, path: Path) -> None:
         self._temporary.add(path)
-        self._note(_REMOVED)
+        self._note(
+            "files that the script saved were removed after the trace: they held zeros in place of weights"
+        )
 
     def _back_up(self, file: Any) -> None:
         """Set aside a file of the user's that is about to be replaced."""
@@ -282,9 +288,10 @@ class SavedFiles:
         elif path not in self._backups and self._is_gpu_used() and os.access(path.parent, os.W_OK):
             backup = self._backup_of(path)
             shutil.copy2(path, backup)
+            self._temporary.discard(backup)
             self._backups[path] = backup
             self._temporary.add(path)
-            self._note(_PUT_BACK)
+            self._note("files that the script wrote over or added to were put back after the trace")
 
     def _backup_of(self, path: Path) -> Path:
         return path.with_name(f".{path.name}.before-trace-{self._process}")
@@ -319,11 +326,12 @@ class SavedFiles:
             signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
     def _undo_files(self) -> None:
-        for path in self._temporary:
-            path.unlink(missing_ok=True)
-        for path in self._opened:  # to write a buffer, perhaps
-            if isinstance(path, Path) and path.is_file() and self._holds_a_buffer(path):
-                path.unlink()
+        for path in filter(Path.is_file, self._temporary):
+            path.unlink()
+        for folder in self._folders:
+            files = filter(Path.is_file, folder.rglob("*")) if folder.is_dir() else ()
+            if sum(path.stat().st_size for path in files) < MIB:
+                shutil.rmtree(folder, ignore_errors=True)
         for path, backup in self._backups.items():
             if not backup.is_file():
                 continue
@@ -332,12 +340,6 @@ class SavedFiles:
                 backup.unlink()
             else:
                 self._rename(backup, path)
-
-    def _holds_a_buffer(self, path: Path) -> bool:
-        """Whether a file is a temporary buffer that the script wrote to disk itself."""
-        size = path.stat().st_size
-        buffers = self._temporary_buffers
-        return any(size == len(text) and path.read_bytes() == text for text in buffers)
 
 
 def _write_safetensors_of_zeros(tensors: Mapping[str, Tensor], target: Path, metadata: Any) -> None:
@@ -361,14 +363,10 @@ def _path(file: Any) -> Any:
     return file
 
 
-def _key(file: Any) -> object:
+def _key(file: Any) -> Any:
     found = _path(file)
     name = getattr(file, "name", None)
     return found if isinstance(found, Path) or not isinstance(name, str) else _path(name)
-
-
-def _shown(file: Any) -> str:
-    return str(file) if isinstance(file, str | os.PathLike) else f"a {type(file).__name__}"
 
 
 def _fake(tensor: Tensor) -> Tensor:

@@ -9,13 +9,14 @@ it takes there beyond its first steps is part of the answer.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property, wraps
 from inspect import signature
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final
@@ -77,11 +78,14 @@ class WholeRun:
     left_bytes: int
     sentences: tuple[str, ...]
 
-    def keeps_growing(self) -> bool:
-        """Whether two of the last three steps have left more on the GPU than was there before; the
-        last one may not have begun, and the first one leaves gradients and state."""
-        steps = range(-2, -min(5, len(self.timeline.step_starts)), -1)
-        return sum(grown_bytes(self.timeline, step) >= MIB for step in steps) >= 2
+    @property
+    def rises(self) -> list[bool]:
+        """Which of the last three steps end with more on the GPU than any before; the last one may
+        not have begun, and the first one leaves gradients and state."""
+        steps = range(1, len(self.timeline.step_starts) - 1)
+        ends = list(accumulate(grown_bytes(self.timeline, step) for step in steps))
+        tops = accumulate(ends, max, initial=0)  # a larger batch than the last leaves more, too
+        return [end - top >= MIB for end, top in zip(ends, tops, strict=False)][-3:]
 
 
 def grown_bytes(timeline: Timeline, step: int = -2) -> int:
@@ -122,9 +126,7 @@ class Loaders:
         self._resized = resized
         self.batch_sizes: dict[int, bool] = {}
         """Batch sizes of data loaders, and of arguments and files → whether they are of the latter."""
-        self._longest: WeakKeyDictionary[DataLoader[Any], Sequence[int] | None] = (
-            WeakKeyDictionary()
-        )
+        self._chosen: WeakKeyDictionary[DataLoader[Any], list[Any]] = WeakKeyDictionary()
         self._copies: WeakKeyDictionary[DataLoader[Any], Any] = WeakKeyDictionary()
         """Shapes and a copy of the first batch of each loader; no copy if another had others."""
         self.waiting_bytes = 0
@@ -148,20 +150,21 @@ class Loaders:
         """Return the first batch of a loader, ``None`` if others had other shapes."""
         return deepcopy(self._copies.get(loader, [None])[-1])
 
-    def chosen(self, loader: DataLoader[Any]) -> list[tuple[str, Sequence[int] | None]]:
+    def chosen(self, loader: DataLoader[Any]) -> list[Any]:
         """Return what an epoch gives, its first batch last, and which samples: the longest batch
         and the last one.
 
-        In later epochs the last one is left out: a network that is trained every second time, say,
-        would meet no other.
+        In later epochs of training the last one is left out: a network that is trained every second
+        time, say, would meet no other.  Evaluations are all alike: scripts compare them.
         """
-        longest, last = self._longest.get(loader), None
-        if loader in self._longest:
-            return [("the longest batch", longest)] * 2
+        known = self._chosen.get(loader)
+        if known is not None:
+            return known[1:] * 2 if torch.is_grad_enabled() else [*known]
+        longest = last = None
         with suppress(Exception), WITHOUT_MODES.value()(), without_function_modes():
             longest, last = _longest_and_last(loader)
-        self._longest[loader] = longest
-        return [("the last batch", last), ("the longest batch", longest)]
+        self._chosen[loader] = [("the last batch", last), ("the longest batch", longest)]
+        return [*self._chosen[loader]]
 
     @contextmanager
     def observing(self) -> Iterator[None]:
@@ -387,40 +390,48 @@ def state_bytes(optimizer: Optimizer, parameters: Sequence[Tensor]) -> int:
     return gradients + sum(each.numel() * each.element_size() for each in tensors)
 
 
-def later_lines(files: Iterable[Path], steps: int) -> list[str]:
+def later_lines(files: Iterable[Path], steps: int, made: Iterable[str]) -> list[str]:
     """Return the lines of code that run at a later step than the ``steps`` that were traced: those
-    of a training loop with ``step == 1000`` or ``step % 1000 == 0`` and the like."""
-    found = []
+    of a training loop with ``step == 1000`` or ``step % 1000 == 0`` and the like, and those of any
+    loop that make an optimizer, unless it was ``made`` there."""
+    found, seen = [], ", ".join(made) + ","
     for file in files:
         try:
             tree = ast.parse(file.read_bytes())
         except (OSError, SyntaxError, ValueError):
             continue
-        for loop in ast.walk(tree):
-            if isinstance(loop, ast.For | ast.While) and _steps(loop):
-                lines = [
-                    node.lineno
-                    for node in ast.walk(loop)
-                    if isinstance(node, ast.If) and _waits_for(node.test) > steps
-                ]
-                found += [f"{file.name} line {line}" for line in lines]
-    return list(dict.fromkeys(found))
+        loops = [node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While)]
+        for nodes in map(list, map(ast.walk, loops)):
+            called: dict[str, Any] = {_called(node): node for node in nodes}
+            lines = [
+                node
+                for name, node in called.items()
+                if name[:1].isupper() and hasattr(torch.optim, name)
+            ]
+            if any("step" in name or "backward" in name for name in called):
+                tests = [node.test for node in nodes if isinstance(node, ast.If)]
+                lines += [test for test in tests if _waits_for(test, nodes[0]) > steps]
+            found += [f"{file.name} line {node.lineno}" for node in lines]
+    return [line for line in dict.fromkeys(found) if f"{line}," not in seen]
 
 
-def _steps(loop: ast.AST) -> bool:
-    called = [node.func for node in ast.walk(loop) if isinstance(node, ast.Call)]
-    names = [getattr(function, "attr", getattr(function, "id", "")) for function in called]
-    return any("step" in name or "backward" in name for name in names)
+def _called(node: ast.AST) -> str:
+    function = getattr(node, "func", None)
+    return getattr(function, "attr", getattr(function, "id", ""))
 
 
-def _waits_for(test: ast.expr) -> int:
-    """Return the largest step that a test compares with; 0 if it compares no counter."""
+def _waits_for(test: ast.expr, loop: ast.AST) -> int:
+    """Return the largest step that a test compares with; 0 if it compares no counter, or is met in
+    the first round of its loop, whose counter begins with 0."""
+    multiple = re.fullmatch(r"(\w+) % \w+ == 0", ast.unparse(test))
+    begin = multiple and rf"for \(?{multiple[1]}\b.* in .*(enumerate|range)\([^,]*\)"
+    if begin and re.match(begin, ast.unparse(loop)):
+        return 0
     largest = 0
     for node in ast.walk(test):
-        if isinstance(node, ast.Compare) and len(node.comparators) == 1:
-            left, right = node.left, node.comparators[0]
-            counter = left.left if isinstance(left, ast.BinOp) else left
-            limit = left.right if isinstance(left, ast.BinOp) else right
-            if isinstance(counter, ast.Name) and isinstance(limit, ast.Constant):
-                largest = max(largest, limit.value if type(limit.value) is int else 0)
+        match node:
+            case ast.Compare(ast.BinOp(ast.Name(), _, ast.Constant(int(limit)))) | ast.Compare(
+                ast.Name(), _, [ast.Constant(int(limit))]
+            ):
+                largest = max(largest, limit)
     return largest

@@ -51,6 +51,7 @@ CONDITIONS = {
     "ended_early": "n = 0\nwhile True:\n    n += 1\n    if x.norm() < 1: break\nkeep = block(256)",
     "check": "assert loss < 100 and x.abs().max() < 1e4\nif loss > 100: raise ValueError\nkeep = block(256)",
     "equal_copies": 'assert (x == x.clone()).all(), "copies"\nkeep = block(256)',
+    "rank": "rank = (x[0].argsort() == i + x[0].argmax()).nonzero()\nassert rank.size(0) == 1\nkeep = block(256)",
     "narrowed_mask": (
         "m = x[:, 0] > 0\nn = x[m, 1] > 0\nkept = x[m][n]\nm[m.clone()] = n\n"
         "assert torch.cat([x, x])[torch.cat([m, m])].shape[0] == 2 * len(kept)\nkeep = block(256)"

@@ -94,6 +94,10 @@ _CHAIN = "line 4: KeyError: 'depth'; this led to ValueError: no such model"
     [
         ("raise RuntimeError('no data here')", "line 1: RuntimeError: no data here"),
         ("import sys\nsys.exit(3)", "sys.exit(3)"),
+        (
+            "import sys\ntry:\n  {}['task']\nexcept KeyError:\n  sys.exit(1)",
+            "line 3: KeyError: 'task'",
+        ),
         ("this is no python", "is no valid Python"),
         (
             "import torch\ntorch.distributed.init_process_group('nccl')",

@@ -21,6 +21,8 @@ def seen(name):  # below Python's open, which a trace watches
     os.close(file)
 
 
+(folder / "runs").mkdir()
+(folder / "runs" / "config.yaml").write_text("epochs: 1")
 torch.save({"vocabulary": torch.arange(5)}, folder / "data.pt")
 buffer = io.BytesIO()
 torch.save([torch.ones(3)], buffer)
@@ -57,9 +59,11 @@ for _ in range(3):
     assert torch.load(folder / "handle.pt", weights_only=False).bias.is_cuda
 
 
-def interrupted(path, unlink=os.unlink):  # as where workers of a data loader die meanwhile
+def interrupted(
+    path, unlink=os.unlink, **options
+):  # as where workers of a data loader die meanwhile
     os.kill(os.getpid(), signal.SIGCHLD)
-    unlink(path)
+    unlink(path, **options)
 
 
 def fail(number, frame):
