@@ -327,9 +327,10 @@ def _over_branches(trace: TraceScript, end: float) -> tuple[TraceAnswer, Assumpt
     if not note:
         others = [each.expected_bytes for way, each in found.items() if way != best]
         smaller = min(others) if others else answer.expected_bytes
+        selected = ", if all elements are selected" if answer.selections else ""
         note = (
             f"{where}: branches on values of the GPU; both ways were traced, and this is the larger one "
-            f"(the other: {smaller / MIB:,.0f} MiB expected)."
+            f"(the other: {smaller / MIB:,.0f} MiB expected{selected})."
         )
     notes = [note]
     if unseen:
