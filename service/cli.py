@@ -129,7 +129,7 @@ def export_observations(
                 "%Y-%m-%dT%H:%M:%S%z",
                 "%Y-%m-%dT%H:%M:%S.%f%z",
             ],
-            help="Leave out what was received before, such as 2026-01-31 or 2026-01-31T12:00:00+01:00; UTC for a date.",
+            help="Leave out what was received before, such as 2026-01-31 or 2026-01-31T12:00:00+01:00; UTC unless an offset is given.",
         ),
     ] = None,
     as_json: AsJson = False,

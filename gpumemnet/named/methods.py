@@ -39,9 +39,10 @@ MAX_SEQUENCE_LENGTH: Final = 2**24
 MAX_RESOLUTION: Final = 2**14
 MAX_RANK: Final = 2**14
 FUSED_EXPERTS_SINCE: Final = 2026
-REENTRANT_UNTIL: Final = 2026
 """Year from which ``transformers`` (5.0) keeps the experts of a layer in one parameter, and ties the
 head of later T5 models."""
+REENTRANT_UNTIL: Final = 2026
+"""Year from which ``transformers`` (5.0) checkpoints without re-entering autograd."""
 _SMALLEST_QUANTISED_STATE: Final = 4096
 """Elements of the smallest parameter whose optimizer state bitsandbytes keeps in 8 bits
 (``min_8bit_size``)."""

@@ -121,7 +121,7 @@ class _Job:
             effect=change["effect"],
             time=time,
             how=how_text,
-            trace_options={**change.get("options", {}), **options},
+            trace_options=options,
         )
 
     def _decided(self, decision: Decision, every: int, words: dict[str, Any]) -> Memory | None:
@@ -165,7 +165,7 @@ class _Job:
         wanted = replace(now, **changed)
         if wanted != now:
             return self._memory(self._timeline(wanted, self._inputs.batch_size))
-        if allocator.expandable_segments or not options:
+        if allocator.expandable_segments or "allocator_conf" not in options:
             return None
         timeline = (
             self._costs[0].timeline if self._costs else self._timeline(now, self._inputs.batch_size)

@@ -374,7 +374,7 @@ def units_by_decision(plan: Plan) -> dict[Decision, str]:
     texts: dict[Decision, list[str]] = {}
     for decision, units in groupby(plan.units, plan.decision):
         texts.setdefault(decision, []).extend(ranges(units))
-    return {decision: ", ".join(ranges) for decision, ranges in texts.items()}
+    return {decision: ", ".join(found) for decision, found in texts.items()}
 
 
 def ranges(units: Iterable[str]) -> Iterator[str]:
@@ -399,8 +399,10 @@ def _series(units: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def python_lines(plan: Plan) -> Iterator[str]:
-    """Yield lines of Python that make a dict ``plan`` of the decision for every unit: memory of
-    swapped units is released and fetched when others run, those that keep among them."""
+    """Yield lines of Python that make a dict ``plan`` of the decision for every unit.
+
+    Units that keep everything are named too: swapped memory is released and fetched as they run.
+    """
     yield "plan = {}"
     for decision, units in groupby(plan.units, plan.decision):
         for stem, names in _series(units):

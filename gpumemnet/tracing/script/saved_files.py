@@ -6,7 +6,7 @@ are sparse.  What is saved once tensors are on the GPU ends with the trace: it i
 it replaced is put back, also where the script renamed or copied it; so are other files that it
 writes over or adds to, and folders that it makes for less than 1 MiB: a run may refuse to begin where
 its folder is there.  What is saved before, such as a preprocessed dataset, has its real values and
-stays.
+stays, unless it lies in such a folder; so do files of the user's that the script moves into one.
 
 A checkpoint that the same run has saved is loaded from memory, as ``torch.load`` would: on the
 device that it was saved from, or on that of ``map_location``.
@@ -305,6 +305,9 @@ class SavedFiles:
         old, new = _path(source), _path(target)
         if not isinstance(old, Path):
             return
+        own: set[Any] = {*self._opened, *self._temporary, *self._folders}
+        if not is_copy and own.isdisjoint((old, *old.parents)):  # the user's, which is not removed
+            self._folders = [each for each in self._folders if each not in (new, *new.parents)]
         for path in [*self._temporary, *(key for key in self._saved if isinstance(key, Path))]:
             if path == old or old in path.parents:
                 moved = new / path.relative_to(old)

@@ -35,12 +35,12 @@ class Block(nn.Module):
 
 
 @cache
-def found(budget_bytes: int) -> dict[str, Alternative]:
+def found(budget_bytes: int, precision: str = "fp32") -> dict[str, Alternative]:
     with torch.device("meta"):
         model = nn.Sequential(*(Block() for _ in range(4)))
     inputs = inputs_from_example(torch.empty(BATCH, 64, WIDTH, device="meta"), None)
     device = with_available(find_profile("RTX-4090"), budget_bytes)
-    request = checked_request(TraceOptions(), device)
+    request = checked_request(TraceOptions(precision=precision), device)
     step, machine = split_step(model, inputs, request), find_machine(device)
     costs = step, machine, chain_of(step, machine)
     return {each.name: each for each in alternatives(model, inputs, request, costs)}
@@ -69,6 +69,7 @@ def test_each_takes_what_a_trace_of_the_same_change_says() -> None:
         found_bytes = each.expected_bytes, each.safe_bytes
         near = 0.01 if name == "checkpointing" else 0  # from the recorded step, not from a new one
         assert found_bytes == pytest.approx((traced.expected_bytes, traced.safe_bytes), near), name
+    assert "bf16" not in found(FITS_SOME, "bf16")
     micro = rows["microbatches"].trace_options
     assert micro["batch_size"] * micro["gradient_accumulation"] == BATCH
 

@@ -22,7 +22,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "seen").mkdir()
     for name in ("last.pt", "buffer.pt"):
         torch.save({"true": torch.ones(2)}, made / name)
-    (made / "results.csv").write_text("true")
+    for name in ("results.csv", "old.log"):
+        (made / name).write_text("true")
     return made
 
 
@@ -48,8 +49,17 @@ def test_files_without_values_are_read_by_other_programs(answer: Any, folder: Pa
 
 def test_files_of_the_user_are_as_before_and_datasets_stay(answer: Any, folder: Path) -> None:
     left = {path.name for path in folder.iterdir()}
-    assert left == {"seen", "data.pt", "processed.pt", "last.pt", "buffer.pt", "results.csv"}
-    assert (folder / "results.csv").read_text() == "true"
+    assert left == {
+        "seen",
+        "data.pt",
+        "processed.pt",
+        "last.pt",
+        "buffer.pt",
+        "results.csv",
+        "logs",
+    }
+    for name in ("results.csv", "logs/old.log"):
+        assert (folder / name).read_text() == "true"
     assert torch.load(folder / "data.pt")["vocabulary"].tolist() == [0, 1, 2, 3, 4]
     assert torch.load(folder / "processed.pt")[0].tolist() == [1, 1, 1]
     for name in ("last.pt", "buffer.pt"):

@@ -23,6 +23,8 @@ def seen(name):  # below Python's open, which a trace watches
 
 (folder / "runs").mkdir()
 (folder / "runs" / "config.yaml").write_text("epochs: 1")
+(folder / "logs").mkdir()
+(folder / "old.log").rename(folder / "logs" / "old.log")
 torch.save({"vocabulary": torch.arange(5)}, folder / "data.pt")
 buffer = io.BytesIO()
 torch.save([torch.ones(3)], buffer)
