@@ -282,7 +282,7 @@ def written(path: Path, documents: list[dict[str, Any]]) -> Path:
     return path
 
 
-def test_observations_as_import_sacct_writes_them(tmp_path: Path) -> None:
+def test_observations_one_a_line_need_their_job(tmp_path: Path) -> None:
     documents = [observation(row.job, int(row.label_bytes or 0)) for row in site_rows(50)]
     documents += [
         {
