@@ -43,14 +43,15 @@ from gpumemnet.errors import (
     InvalidRequestError,
     MissingExtraError,
 )
-from gpumemnet.sandbox.user_code import checkout_folder, user_location
+from gpumemnet.sandbox.user_code import checkout_folder, user_calls, user_location
 
 NO_COMPILING: Final = "TORCHDYNAMO_DISABLE"
 """Variable by which PyTorch compiles nothing; a child has it unless it is told otherwise."""
 _MAX_DEADLINE_SECONDS: Final = 86_400.0
 _GRACE_SECONDS: Final = 15.0
+_GRACE_SHARE: Final = 0.2
 """Time that the child has after the deadline to answer with what it has seen, or to say where it
-was, before it is killed."""
+was, before it is killed: the longer it ran, the more it has seen."""
 _POLL_SECONDS: Final = 0.1
 _REPEAT_SECONDS: Final = 0.5
 """The alarm repeats at this interval: Python only prints an exception that is raised in a callback,
@@ -210,11 +211,12 @@ def _run(
             pass_fds=[steps.fileno()] if progress else [],
             start_new_session=True,
         ) as process:
+            seconds = deadline_seconds + max(_GRACE_SECONDS, _GRACE_SHARE * deadline_seconds)
             try:
                 if progress:
-                    _follow(process, deadline_seconds + _GRACE_SECONDS, steps.fileno(), progress)
+                    _follow(process, seconds, steps.fileno(), progress)
                 else:
-                    process.wait(deadline_seconds + _GRACE_SECONDS)
+                    process.wait(seconds)
             finally:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)
@@ -290,7 +292,7 @@ def _answer(compute: str) -> NoReturn:
         answer = {"error": str(error), "ended": isinstance(error, CodeEndedError)}
     except DeadlineReached as error:
         stop_alarm()
-        where = user_location(error)
+        where = user_calls(error)
         within = f" (it was at {where})" if where else ""
         answer = {
             "error": f"was not done after {envelope['deadline_seconds']:g} seconds{within}: raise --deadline"

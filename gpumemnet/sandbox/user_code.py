@@ -18,6 +18,7 @@ from typing import Final
 import gpumemnet
 
 _MAX_TEXT: Final = 300
+_MOST_CALLS: Final = 6
 
 
 class UnknownValueError(RuntimeError):
@@ -91,6 +92,18 @@ def user_location(error: BaseException) -> str:
     """Return ``file.py line 12, in forward`` for the innermost frame of the user's code; empty if
     there is none."""
     return _innermost(reversed(list(traceback.walk_tb(error.__traceback__))))
+
+
+def user_calls(error: BaseException) -> str:
+    """Return the calls of the user's code that led to ``error``, the innermost last, each as
+    :func:`user_location` gives it; empty if there are none."""
+    frames = traceback.walk_tb(error.__traceback__)
+    places = [
+        place_text(frame.f_code, line)
+        for frame, line in frames
+        if is_user_code(frame.f_code.co_filename)
+    ]
+    return " → ".join(places[-_MOST_CALLS:])
 
 
 def running_line() -> str:

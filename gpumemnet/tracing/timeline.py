@@ -282,6 +282,19 @@ def peak_of(timeline: Timeline, sizes: Sequence[int]) -> tuple[int, int]:
     return peak, at
 
 
+def up_to_peak(timeline: Timeline) -> Timeline:
+    """Return ``timeline`` up to its largest sum of live bytes, as one step: an evaluation that did
+    not end may repeat the same thousands of times."""
+    end = peak_of(timeline, timeline.sizes)[1] + 1
+    return replace(
+        timeline,
+        events=timeline.events[:end],
+        phases=tuple(phase for phase in timeline.phases if phase.start < end),
+        step_starts=(0, end),
+        passes=tuple(start for start in timeline.passes if start < end),
+    )
+
+
 def phases_of(
     timeline: Timeline, first_steps: int, step_names: Mapping[int, str]
 ) -> tuple[PhasePeak, ...]:

@@ -271,7 +271,7 @@ def largest_answer(trace: TraceScript, end: float = inf) -> TraceAnswer:
         ExtractError: as ``trace`` does with the usual conditions and all elements selected.
     """
     answer, assumptions = _over_branches(trace, end)
-    if not answer.selections:
+    if not answer.selections or answer.is_lower_bound:
         return answer
     where = "; ".join(answer.selections)
     try:
@@ -288,7 +288,6 @@ def largest_answer(trace: TraceScript, end: float = inf) -> TraceAnswer:
         notes=(*answer.notes, note),
         branches=answer.branches,
         selections=answer.selections,
-        is_lower_bound=half.is_lower_bound or answer.is_lower_bound,
     )
 
 
@@ -296,7 +295,7 @@ def _over_branches(trace: TraceScript, end: float) -> tuple[TraceAnswer, Assumpt
     """Return the largest answer over the ways that the script can go, and its assumptions."""
     opposite = Assumptions(opposite=True)
     first = trace(USUAL, 1)
-    if not first.branches:
+    if not first.branches or first.is_lower_bound:  # time is up
         return first, USUAL
     where = "; ".join(first.branches)
     found = {USUAL: first}
@@ -341,6 +340,5 @@ def _over_branches(trace: TraceScript, end: float) -> tuple[TraceAnswer, Assumpt
         answer,
         notes=(*answer.notes, *notes),
         branches=tuple(places),
-        is_lower_bound=any(each.is_lower_bound for each in found.values()),
     )
     return answer, best

@@ -239,8 +239,12 @@ class ScriptObserver:
             "where gradients and optimizer state of a step are there in the next one"
         )
 
-    def reach_deadline(self) -> bool:
-        """Take what was seen so far, because time is up; return whether anything was on the GPU."""
+    def reach_deadline(self, calls: str) -> bool:
+        """Take what was seen so far, because time is up; return whether anything was on the GPU.
+
+        Args:
+            calls: those of the script that ran.
+        """
         if self.has_enough_steps:
             self.notes["deadline"] = (
                 f"the deadline was reached after {_counted(self._stepped.total())}: later ones were not looked at"
@@ -251,8 +255,8 @@ class ScriptObserver:
         self.is_lower_bound = True
         self.notes["deadline"] = (
             f"a lower bound: the deadline was reached after {_counted(self._stepped.total())}, and this is the memory of what "
-            "ran until then; raise --deadline, or let the script do less before it trains (fewer evaluation batches, "
-            "shorter generation)"
+            f"ran until then; raise --deadline, or let the script do less before it trains (fewer evaluation batches, "
+            f"shorter generation){calls and f'; it was at {calls}'}"
         )
         return True
 

@@ -34,6 +34,7 @@ from gpumemnet.sandbox.user_code import (
     UnknownValueError,
     fault_sentence,
     is_user_code,
+    user_calls,
     user_location,
 )
 from gpumemnet.torch_private.names import (
@@ -60,7 +61,7 @@ from gpumemnet.tracing.script.processes import (
 from gpumemnet.tracing.script.read_values import ReadValues
 from gpumemnet.tracing.script.simulated_cuda import GPU
 from gpumemnet.tracing.script.whole_run import WholeRun, grown_bytes, later_lines
-from gpumemnet.tracing.timeline import LongRun, Timeline, phases_of, repeated
+from gpumemnet.tracing.timeline import LongRun, Timeline, phases_of, repeated, up_to_peak
 from gpumemnet.units import MIB
 
 _VARIABLES: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -298,9 +299,9 @@ def run_script(call: ScriptCall) -> ScriptRun:
             if observer.first is None:
                 raise
             error_text = str(error)
-        except DeadlineReached:
+        except DeadlineReached as error:
             stop_alarm()
-            if not observer.reach_deadline():
+            if not observer.reach_deadline(user_calls(error)):
                 raise
         except SystemExit as error:
             ended = f"{user_location(error)}: sys.exit({error.code!r})"
@@ -397,6 +398,8 @@ def _shown(
         values.note_once(sentence)
     whole = observer.whole_run()
     timeline = observer.first or observer.recorder.timeline()
+    if observer.is_lower_bound and not observer.has_stepped:
+        timeline = up_to_peak(timeline)
     growth = grown_bytes(timeline)
     if growth >= MIB and whole is not None and (len(whole.rises) < 2 or sum(whole.rises) > 1):
         values.note_once(
@@ -412,7 +415,7 @@ def _shown(
         )
     if observer.batch_size is None:
         values.note_once(
-            "the batch size is not known, because no module with parameters ran; 1 is shown"
+            "the batch size is not known, because no module with parameters ran in training; 1 is shown"
         )
     names = ", ".join(dict.fromkeys(observer.modules.model_names))
     tensor_bytes, pinned_bytes = observer.recorder.host.peaks()
