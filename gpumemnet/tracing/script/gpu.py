@@ -322,6 +322,8 @@ class GpuRequests(TorchFunctionMode):
             convert = partial(given.to, dtype)
             converted = convert() if is_on_gpu or not given.is_meta else self._on_host(convert)
             self._observer.stays_deferred(given, converted)
+        if is_meta(device) and not _called_from(names.TORCH_FOLDER):  # accelerate's empty weights
+            return self._to_meta(converted)
         if device is None or (is_on_gpu and _stands_for_gpu(device)):
             if converted is given and (copies or "memory_format" in named):
                 return given.to(
@@ -333,6 +335,15 @@ class GpuRequests(TorchFunctionMode):
         if _stands_for_gpu(device):
             return self._to_gpu(converted)
         return self._to_host("Tensor.to", converted) if is_on_gpu else converted
+
+    def _to_meta(self, tensor: Tensor) -> Tensor:
+        """A tensor that takes no memory until it is moved, in the place of ``tensor``."""
+        if self._observer.device_of(tensor) == _META:
+            return tensor
+        with self._observer.recorder.absent():
+            empty = torch.empty_like(tensor, device=_META, requires_grad=tensor.requires_grad)
+        self._observer.deferred(empty)
+        return empty
 
     def _to_host(self, function: str, tensor: Tensor) -> Tensor:
         """A copy on the host: zeros where the values are unknown, or a meta tensor where those

@@ -12,6 +12,8 @@ import sys, torch
 from safetensors import safe_open
 with safe_open(sys.argv[1], "pt") as file:
     layer = torch.nn.Linear(65536, 65536, bias=False, dtype=torch.bfloat16)
+    layer.weight = torch.nn.Parameter(layer.weight.to("meta"))  # as accelerate's empty weights
+    assert (torch.cuda.memory_allocated(), layer.weight.device.type) == (0, "meta")
     layer.weight.data = file.get_tensor("wide")
     assert file.get_slice("wide")[:8].shape == (8, 65536)
     assert file.get_tensor("few").tolist() == [0, 0]
