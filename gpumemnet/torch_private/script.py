@@ -174,6 +174,10 @@ COPY_FILE: Final = TorchName("shutil:copyfile")
 """To follow the files that a script writes."""
 MAKE_FOLDER: Final = TorchName("os:mkdir")
 """To remove the folders that a script makes."""
+REMOVE_FILE: Final = tuple(TorchName(f"os:{name}") for name in ("remove", "unlink"))
+"""To put back the user's files that a script removes."""
+REMOVE_FOLDER: Final = TorchName("shutil:rmtree")
+"""To put back the user's folders that a script removes."""
 
 
 def device_constructors() -> frozenset[Any]:

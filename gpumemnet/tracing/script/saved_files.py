@@ -4,9 +4,10 @@ Weights have no values in a trace.  ``torch.save`` and ``safetensors.torch.save_
 files of the right size that every program can read, with zeros for the missing values; large ones
 are sparse.  What is saved once tensors are on the GPU ends with the trace: it is removed, and what
 it replaced is put back, also where the script renamed or copied it; so are other files that it
-writes over or adds to, and folders that it makes for less than 1 MiB: a run may refuse to begin where
-its folder is there.  What is saved before, such as a preprocessed dataset, has its real values and
-stays, unless it lies in such a folder; so do files of the user's that the script moves into one.
+writes over, adds to or removes, such as a checkpoint of an earlier run.  A folder that it makes for
+less than 1 MiB of its own files is removed: a run may refuse to begin where its folder is there.  What
+is saved before, such as a preprocessed dataset, has its real values and stays, unless it lies in such
+a folder; so do files of the user's that the script moves into one.
 
 A checkpoint that the same run has saved is loaded from memory, as ``torch.load`` would: on the
 device that it was saved from, or on that of ``map_location``.
@@ -22,6 +23,7 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from math import prod
@@ -39,6 +41,8 @@ from gpumemnet.torch_private.script import (
     MAKE_FOLDER,
     MOVE_FILE,
     OPEN_FILE,
+    REMOVE_FILE,
+    REMOVE_FOLDER,
     SAFETENSORS_SAVE,
     SAVE,
     WITHOUT_MODES,
@@ -91,7 +95,7 @@ class SavedFiles:
         self._opened: set[Any] = set()
         self._backups: dict[Path, Path] = {}
         self._folders: list[Path] = []
-        self._process = os.getpid()
+        self._process, self._start = os.getpid(), time.time()
         self._open, self._rename, self._write = builtins.open, os.rename, SAVE.value()
 
     @contextmanager
@@ -124,7 +128,15 @@ class SavedFiles:
             make(folder, *args, **kwargs)
             self._folders.append(_path(folder))
 
-        make = MAKE_FOLDER.value()
+        def removed(file: Any, **kwargs: Any) -> None:
+            if kwargs or not self._set_aside(file):
+                remove(file, **kwargs)
+
+        def removed_folder(folder: Any, *args: Any, **kwargs: Any) -> None:
+            if kwargs.get("dir_fd") is not None or not self._set_aside(folder):
+                remove_folder(folder, *args, **kwargs)
+
+        make, remove, remove_folder = MAKE_FOLDER.value(), os.remove, REMOVE_FOLDER.value()
         with ExitStack() as stack:
             stack.callback(self._undo)
             stack.enter_context(
@@ -134,6 +146,8 @@ class SavedFiles:
                         *((name, opened) for name in OPEN_FILE),
                         *((name, renamed) for name in MOVE_FILE),
                         (COPY_FILE, copied),
+                        *((name, removed) for name in REMOVE_FILE),
+                        (REMOVE_FOLDER, removed_folder),
                     ]
                 )
             )
@@ -293,6 +307,25 @@ class SavedFiles:
             self._temporary.add(path)
             self._note("files that the script wrote over or added to were put back after the trace")
 
+    def _set_aside(self, file: Any) -> bool:
+        """Set aside what is about to be removed; return whether it was, as it was there before the
+        trace."""
+        if not isinstance(_path(file), Path) or os.getpid() != self._process:
+            return False
+        path = Path(os.fsdecode(file)).absolute()  # a link is moved itself
+        if path.is_dir() and not path.is_symlink():
+            is_new = not {*self._folders}.isdisjoint((_path(path), *_path(path).parents))
+        else:
+            is_new = not os.path.lexists(path) or path.lstat().st_ctime >= self._start
+        if is_new or not os.access(path.parent, os.W_OK):
+            return False
+        backup = self._backup_of(path)
+        self._rename(path, backup)
+        self._moved(path, backup)
+        self._backups[path] = backup
+        self._note("files that the script removed were put back after the trace")
+        return True
+
     def _backup_of(self, path: Path) -> Path:
         return path.with_name(f".{path.name}.before-trace-{self._process}")
 
@@ -308,6 +341,8 @@ class SavedFiles:
         own: set[Any] = {*self._opened, *self._temporary, *self._folders}
         if not is_copy and own.isdisjoint((old, *old.parents)):  # the user's, which is not removed
             self._folders = [each for each in self._folders if each not in (new, *new.parents)]
+        if old in self._opened:
+            self._opened.add(new)
         for path in [*self._temporary, *(key for key in self._saved if isinstance(key, Path))]:
             if path == old or old in path.parents:
                 moved = new / path.relative_to(old)
@@ -332,12 +367,14 @@ class SavedFiles:
         for path in filter(Path.is_file, self._temporary):
             path.unlink()
         for folder in self._folders:
-            files = filter(Path.is_file, folder.rglob("*")) if folder.is_dir() else ()
-            if sum(path.stat().st_size for path in files) < MIB:
+            files = [*filter(Path.is_file, folder.rglob("*"))] if folder.is_dir() else []
+            if self._opened.issuperset(files) and sum(path.stat().st_size for path in files) < MIB:
                 shutil.rmtree(folder, ignore_errors=True)
         for path, backup in self._backups.items():
-            if not backup.is_file():
+            if not os.path.lexists(backup):
                 continue
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
             if path.is_file():
                 shutil.copymode(backup, path)
                 backup.unlink()

@@ -19,10 +19,11 @@ CHECKPOINTS = ("last.pt", "best.pt", "handle.pt", "buffer.pt", "model.safetensor
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a traced script; a true run has left ``last.pt`` and ``buffer.pt`` there."""
     made = tmp_path_factory.mktemp("run")
-    (made / "seen").mkdir()
+    for name in ("seen", "checkpoint-1"):
+        (made / name).mkdir()
     for name in ("last.pt", "buffer.pt"):
         torch.save({"true": torch.ones(2)}, made / name)
-    for name in ("results.csv", "old.log"):
+    for name in ("results.csv", "old.log", "stale.pt", "checkpoint-1/weights"):
         (made / name).write_text("true")
     return made
 
@@ -57,8 +58,10 @@ def test_files_of_the_user_are_as_before_and_datasets_stay(answer: Any, folder: 
         "buffer.pt",
         "results.csv",
         "logs",
+        "stale.pt",
+        "checkpoint-1",
     }
-    for name in ("results.csv", "logs/old.log"):
+    for name in ("results.csv", "logs/old.log", "stale.pt", "checkpoint-1/weights"):
         assert (folder / name).read_text() == "true"
     assert torch.load(folder / "data.pt")["vocabulary"].tolist() == [0, 1, 2, 3, 4]
     assert torch.load(folder / "processed.pt")[0].tolist() == [1, 1, 1]
@@ -70,4 +73,5 @@ def test_what_was_saved_is_noted(answer: Any) -> None:
     notes = " ".join(answer["notes"])
     assert "files that the script saved were removed after the trace" in notes
     assert "files that the script wrote over or added to were put back" in notes
+    assert "files that the script removed were put back after the trace" in notes
     assert "torch.save wrote nothing to /nonexistent/model.pt: No such file" in notes
