@@ -36,12 +36,21 @@ from gpumemnet.cli.options import (
     training_settings,
 )
 from gpumemnet.cli.output import check_writable, print_facts, shown_steps, write_text
-from gpumemnet.cli.trace import COLOURS, Loss, amount_cells, amount_text, is_given, verdict_text
+from gpumemnet.cli.trace import (
+    COLOURS,
+    Loss,
+    amount_cells,
+    amount_text,
+    attention_kernel,
+    is_given,
+    launched,
+    verdict_text,
+)
 from gpumemnet.cudnn.session import OFF
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.extract.extraction import DEFAULT_GPU
 from gpumemnet.gpu import YES
-from gpumemnet.planner.api import plan_file, plan_named, within_budget
+from gpumemnet.planner.api import plan_file, plan_named, plan_script, within_budget
 from gpumemnet.planner.plans import (
     DECISION_TEXTS,
     DEFAULT_PLANNER,
@@ -80,7 +89,8 @@ def plan(
         typer.Argument(
             metavar="MODEL|FILE.py:FACTORY",
             help="A hub id such as Qwen/Qwen3-8B, as for fit; or a function that returns a "
-            "torch.nn.Module, (model, inputs) or (model, inputs, loss).",
+            "torch.nn.Module, (model, inputs) or (model, inputs, loss). "
+            "Or -- and the line that starts the training on one GPU: python train.py.",
         ),
     ],
     method: TrainingMethod = None,
@@ -141,17 +151,12 @@ def plan(
     The step runs without a GPU and allocates nothing.  All times are modelled.  The exit code is 1
     if no plan fits.
     """
-    model, *others = source
-    if others:
-        raise InvalidRequestError(
-            "a script cannot be planned as a command: write a function in it that returns (model, inputs), and plan "
-            "train.py:function",
-            "source",
-        )
+    launch = launched(source, None, 1, context)
+    model = source[0] if launch is None else launch.script
     check_plot(plot)
     if out is not None:
         check_writable(out, "out")
-    is_named = Path(model.partition(":")[0]).suffix != ".py"
+    is_named = launch is None and Path(model.partition(":")[0]).suffix != ".py"
     given = {
         "method": method,
         "sequence_length": sequence_length,
@@ -162,6 +167,9 @@ def plan(
     stated = {name: value for name, value in given.items() if is_given(context, name)}
     if is_named:
         options, stated = TraceOptions(), stated | named_values(settings or (), "set")
+    elif launch is not None:
+        kernel = attention_kernel(settings or ())
+        options = TraceOptions(best_effort=best_effort, attention_kernel=kernel)
     elif method or sequence_length:
         raise InvalidRequestError("is for a model by its name", "method")
     else:
@@ -189,7 +197,9 @@ def plan(
         with_alternatives=not no_alternatives,
     )
     with shown_steps(model) as progress:
-        if is_named:
+        if launch is not None:
+            answer = plan_script(launch, plan_request, deadline_seconds=deadline, progress=progress)
+        elif is_named:
             answer = plan_named(
                 model, plan_request, deadline_seconds=deadline, progress=progress, **stated
             )
@@ -219,7 +229,7 @@ def plan(
             for name, value in stated.items()
             if name != "batch_size"
         ]
-        words = training if is_named else (optimizer, precision)
+        words = (optimizer, precision) if launch is None and not is_named else training
         show_plan(answer, words, Console(), is_named=is_named)
     if answer.outcome == NO_PLAN:
         raise typer.Exit(NO_PLAN_CODE)

@@ -75,7 +75,7 @@ from gpumemnet.units import GIB, MIB, ceil_mib
 
 _OF_FACTORIES: Final = (
     *("batch_size", "inputs", "argument", "optimizer", "precision", "loss", "parallel"),
-    *("fits", "out"),
+    *("method", "sequence_length"),
 )
 """Parameters that do not apply to scripts."""
 
@@ -182,7 +182,7 @@ def trace(
     check_plot(plot)
     if out is not None:
         check_writable(out)
-    launch = _launch(source or [], script, ranks, call)
+    launch = launched(source or [], script, ranks, call, "fits", "out")
     device, allocator = device_profile(gpu, context_mib), parse_settings(allocator_conf)
     extras = ExtraResults(
         batches=_batches(batches),
@@ -203,7 +203,7 @@ def trace(
                 gpu=device,
                 allocator=allocator,
                 cudnn=cudnn,
-                attention_kernel=_attention_kernel(settings or ()),
+                attention_kernel=attention_kernel(settings or ()),
                 ranks=launch.ranks,
                 best_effort=best_effort,
                 extras=extras,
@@ -257,10 +257,21 @@ def trace(
         raise typer.Exit(LOWER_BOUND_CODE)
 
 
-def _launch(
-    words: Sequence[str], script: Path | None, ranks: int, call: typer.Context
+def launched(
+    words: Sequence[str],
+    script: Path | None,
+    ranks: int,
+    call: typer.Context,
+    *of_factories: str,
 ) -> Launch | None:
-    """Returns the script or module to trace; ``None`` for a factory.
+    """Returns the script or module to run; ``None`` for a factory.
+
+    Args:
+        words: a factory, or a line.
+        script: a script that was named by itself.
+        ranks: number of GPUs.
+        call: the command line.
+        *of_factories: further parameters that do not apply to scripts.
 
     Raises:
         InvalidRequestError: when nothing or too much was named, or options say what the script says
@@ -269,14 +280,14 @@ def _launch(
     if script is None and not is_launch(words):
         if len(words) != 1:
             raise InvalidRequestError(
-                "name one factory, such as train.py:build, or give --script train.py", "source"
+                "name one factory, such as train.py:build, or write -- python train.py", "source"
             )
         return None
     if script is not None and is_launch(str(script).split()) and not script.exists():
         raise InvalidRequestError(
             f"is a file; for a whole line write: gpumemnet trace -- {script}", "script"
         )
-    for name in _OF_FACTORIES:
+    for name in (*_OF_FACTORIES, *of_factories):
         if is_given(call, name):
             raise InvalidRequestError(
                 "does not go with a script, which trains as it is written", name
@@ -298,7 +309,7 @@ def is_given(call: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _attention_kernel(texts: Sequence[str]) -> str | None:
+def attention_kernel(texts: Sequence[str]) -> str | None:
     """Returns the only training option that a script may be given: what PyTorch chooses itself."""
     values = training_settings(texts)
     kernel: str | None = values.pop("attention_kernel", None)

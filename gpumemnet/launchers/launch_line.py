@@ -26,7 +26,7 @@ _TORCHRUN_MODULES: Final = ("torch.distributed.run", "torch.distributed.launch")
 _TORCHRUN_FLAGS: Final = frozenset({"standalone", "no-python", "module", "run-path", "use-env"})
 _PREFIXES: Final = ("srun", "nohup", "numactl")
 """Programs that start the rest of a line as it is."""
-_PROGRAMS_MODULE: Final = "gpumemnet.launchers.programs"
+PROGRAMS_MODULE: Final = "gpumemnet.launchers.programs"
 _DEEPSPEED_FLAGS: Final = frozenset(
     {
         *("module", "no-python", "no-local-rank", "no-ssh", "no-ssh-check", "force-multi"),
@@ -105,7 +105,7 @@ def _program(words: list[str]) -> Launch:
         is_python = b"python" in program.readline(1000)
     if is_python:
         return Launch(file, arguments=tuple(words[1:]))
-    return Launch(_PROGRAMS_MODULE, True, tuple(words))
+    return Launch(PROGRAMS_MODULE, True, tuple(words))
 
 
 def _launcher(word: str) -> str:

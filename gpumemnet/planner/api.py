@@ -17,6 +17,7 @@ from gpumemnet.errors import ExtractError, InvalidRequestError, MissingExtraErro
 from gpumemnet.extract.extraction import DEFAULT_GPU
 from gpumemnet.extract.factory import build, factory_request, source_code
 from gpumemnet.gpu import asked_profile, available_mib, verdict, with_available
+from gpumemnet.launchers.launch_line import PROGRAMS_MODULE, Launch
 from gpumemnet.named.catalogue import NamedModel, find_model
 from gpumemnet.named.exact import exact_peak, stated_job, trace_options
 from gpumemnet.named.fit import changed_methods, fit
@@ -39,6 +40,7 @@ from gpumemnet.tracing.api import (
     checked_torch,
     request_from_dict,
 )
+from gpumemnet.tracing.script.start import script_call, script_document
 from gpumemnet.units import MIB, ceil_mib
 
 if TYPE_CHECKING:
@@ -189,6 +191,48 @@ def plan_file(
     return plan_answer_from_dict(answer)
 
 
+def plan_script(
+    launch: Launch,
+    request: PlanRequest,
+    *,
+    deadline_seconds: float = DEADLINE_SECONDS,
+    progress: Progress | None = None,
+) -> PlanAnswer:
+    """Plan how the model that a script trains fits the memory that is available.
+
+    The script really runs, on a simulated GPU, up to its second optimizer step.
+
+    Args:
+        launch: the line that starts the script.
+        request: the GPU, and how to plan; the script says how the model is trained.
+        deadline_seconds, progress: as in :func:`plan_file`.
+
+    Raises:
+        ExtractError: names what cannot be traced, and the line of the script.
+        InvalidRequestError: the line starts several processes, or the script leaves no memory for
+            its model.
+    """
+    if (launch.ranks or 1) > 1 or launch.script == PROGRAMS_MODULE:
+        raise InvalidRequestError(
+            "a plan is for one process on one GPU: plan the line that starts it, such as python train.py",
+            "source",
+        )
+    document = {
+        **script_document(launch.script, launch.arguments, launch.is_module),
+        "request": asdict(request),
+    }
+    answer = ask(
+        _plan_script,
+        launch.script,
+        document,
+        purpose="planning the training of a script",
+        variables=launch.variables,
+        deadline_seconds=deadline_seconds,
+        progress=progress,
+    )
+    return plan_answer_from_dict(answer)
+
+
 def plan_named(
     name: str,
     request: PlanRequest,
@@ -299,6 +343,30 @@ def _plan_named(document: dict[str, Any]) -> dict[str, Any]:
             unit.removeprefix("model."): each for unit, each in plan["decisions"].items()
         }
     return found
+
+
+def _plan_script(document: dict[str, Any]) -> dict[str, Any]:
+    request = plan_request_from_dict(document["request"])
+    call, notes = script_call(document, request.trace)
+    from gpumemnet.planner.plan_choice import plan_request
+    from gpumemnet.tracing.model_tracer import ModelTracer
+    from gpumemnet.tracing.script.run import result_of_script, run_script
+    from gpumemnet.tracing.script.trained_model import TrainedModel
+
+    trained = TrainedModel()
+    run = run_script(replace(call, trained=trained))
+    script = result_of_script(run, call, with_curve=False)
+    model, inputs, options, words = trained.training(request.trace.options, run.batch_size)
+    trace = replace(request.trace, options=options, allocator=run.settings)
+    note = f"planned as the script trains it: {words}; the loss is one that fits the model's output"
+    _LOG.info("tracing the model alone")
+    alone = ModelTracer(model, inputs, replace(trace, extras=ExtraResults())).answer()
+    more = script.expected_bytes - alone.expected_bytes
+    if more >= MIB:
+        trace = within_budget(trace, script.available_bytes - more)
+        note += f". All of the script takes {more / MIB:,.0f} MiB more, which are taken off what is available"
+    answer = plan_request(model, inputs, replace(request, trace=trace), (f"{note}.", *notes))
+    return plan_answer_to_dict(answer)
 
 
 def _plan(document: dict[str, Any]) -> dict[str, Any]:

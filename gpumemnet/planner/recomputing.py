@@ -40,6 +40,7 @@ from gpumemnet.torch_private.names import (
     schema,
     tree_map_only,
     version,
+    without_function_modes,
 )
 
 _selective_contexts: Any = create_selective_checkpoint_contexts  # without types
@@ -350,7 +351,8 @@ def _seen(value: object, depth: int) -> object:
 
 def has_values(module: nn.Module, arguments: object) -> bool:
     """Whether a forward pass computes values: in a trace it does not."""
-    return not any(each.is_meta for each in (*module.parameters(), *tensors_in(arguments)))
+    with without_function_modes():  # they hide that the GPU of a traced script is simulated
+        return not any(each.is_meta for each in (*module.parameters(), *tensors_in(arguments)))
 
 
 def verify(

@@ -47,6 +47,7 @@ from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.script.repeated_passes import RepeatedPasses
 from gpumemnet.tracing.script.simulated_cuda import Streams
+from gpumemnet.tracing.script.trained_model import TrainedModel
 from gpumemnet.tracing.script.whole_run import (
     GENERATION,
     MORE_EVENTS,
@@ -159,6 +160,7 @@ class ScriptObserver:
         more_seconds: longest time for the whole run after its first steps.
         resized: a batch size, and the one to put in its place.
         used: called before anything arrives on the GPU.
+        trained: takes the model that the script trains out of the run, if it is wanted.
     """
 
     def __init__(
@@ -168,8 +170,10 @@ class ScriptObserver:
         more_seconds: float,
         resized: tuple[int, int] | None = None,
         used: Callable[[], None] = lambda: None,
+        trained: TrainedModel | None = None,
     ) -> None:
         self._used = used
+        self._trained = trained
         self._more_seconds = more_seconds
         self.modules = ScriptModules(self._model_starts, self._entered, self._left)
         self.recorder = Recorder(self.modules, platform, run=run)
@@ -577,6 +581,8 @@ class ScriptObserver:
         if is_model and torch.is_grad_enabled() and self._started:
             given = [each for each in tensors_in(arguments) if each.ndim]
             shape = ", ".join("x".join(map(str, each.shape)) for each in given)
+            if self._trained is not None:
+                self._trained.called(module, arguments)
             if given:
                 self._first_model = self._first_model or weakref.ref(module)
                 if self._first_model() is module:
@@ -651,6 +657,8 @@ class ScriptObserver:
         if self._in_engine:
             return
         self._stepping = False
+        if self._trained is not None:
+            self._trained.stepped(optimizer)
         self._stepped[id(optimizer)] += 1
         self._trains_on_gpu |= any(
             self.device_of(parameter) == _GPU

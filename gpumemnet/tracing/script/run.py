@@ -60,6 +60,7 @@ from gpumemnet.tracing.script.processes import (
 )
 from gpumemnet.tracing.script.read_values import ReadValues
 from gpumemnet.tracing.script.simulated_cuda import GPU
+from gpumemnet.tracing.script.trained_model import TrainedModel
 from gpumemnet.tracing.script.whole_run import WholeRun, grown_bytes, later_lines
 from gpumemnet.tracing.timeline import LongRun, Timeline, phases_of, repeated, up_to_peak
 from gpumemnet.units import MIB
@@ -159,6 +160,7 @@ class ScriptCall:
         program: runs in the place of the script's code.
         rank: which of the ranks it is.
         stages: what the ranks of a pipeline tell each other.
+        trained: takes the model that the script trains out of the run, if it is wanted.
     """
 
     script: Path
@@ -178,6 +180,7 @@ class ScriptCall:
     program: Callable[[], None] | None = None
     rank: int = 0
     stages: StageFolder | None = None
+    trained: TrainedModel | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,7 +286,12 @@ def run_script(call: ScriptCall) -> ScriptRun:
     allocator = AllocatorChoice(call.settings, values.note_once)
     known = KnownValues(values, limited=lambda tensor: observer.device_of(tensor) == GPU)
     observer = ScriptObserver(
-        call.platform, known.run, call.more_seconds, call.resized, allocator.first_used
+        call.platform,
+        known.run,
+        call.more_seconds,
+        call.resized,
+        allocator.first_used,
+        call.trained,
     )
     observer.recorder.begin("build")
     file = call.script

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.allocator.settings import AllocatorSettings
 from gpumemnet.cudnn.session import OFF
@@ -28,6 +28,7 @@ from gpumemnet.tracing.api import (
     PURPOSE,
     ExtraResults,
     TraceOptions,
+    TraceRequest,
     check_ranks,
     checked_request,
     request_from_dict,
@@ -35,6 +36,9 @@ from gpumemnet.tracing.api import (
 from gpumemnet.tracing.result import TraceAnswer, answer_from_dict, answer_to_dict
 from gpumemnet.tracing.script.branches import SECONDS, USUAL, Assumptions, largest_answer
 from gpumemnet.units import MIB
+
+if TYPE_CHECKING:
+    from gpumemnet.tracing.script.run import ScriptCall
 
 _LOG: Final = logging.getLogger("gpumemnet.tracing")
 _LEAST_SECONDS: Final = 2.0
@@ -91,9 +95,7 @@ def trace_script(
     """
     options = TraceOptions(attention_kernel=attention_kernel, best_effort=best_effort)
     request = {
-        "script": str(script) if is_module else str(existing_file(str(script))),
-        "is_module": is_module,
-        "arguments": list(arguments),
+        **script_document(script, arguments, is_module),
         "ranks": None if ranks is None else check_ranks(ranks),
         "batch_argument": batch_argument,
         **asdict(checked_request(options, gpu, allocator, extras, cudnn=cudnn)),
@@ -144,6 +146,17 @@ def trace_script(
     return replace(largest, by_rank=peaks, notes=(*notes, *largest.notes))
 
 
+def script_document(
+    script: Path | str, arguments: Sequence[str], is_module: bool
+) -> dict[str, Any]:
+    """Return a script for :func:`script_call`; arguments as for :func:`trace_script`."""
+    return {
+        "script": str(script) if is_module else str(existing_file(str(script))),
+        "is_module": is_module,
+        "arguments": list(arguments),
+    }
+
+
 def _trace_in_child(document: dict[str, Any]) -> dict[str, Any]:
     request = request_from_dict(document)
     with inheriting(document, request.gpu, _trace_program) as programs:
@@ -189,23 +202,14 @@ def trace_in_process(document: dict[str, Any], programs: Programs) -> TraceAnswe
         ExtractError: as :func:`trace_script` does.
     """
     request = request_from_dict(document)
-    _LOG.info("importing torch")
-    from gpumemnet.tracing.operators.rules import Platform, with_cudnn
+    call, notes = script_call(document, request)
     from gpumemnet.tracing.script import batch_sizes, run
 
-    _LOG.info("running up to the second step")
-    platform = Platform(device=request.gpu, attention_kernel=request.options.attention_kernel)
-    platform, notes = with_cudnn(platform, request.cudnn)
-    call = run.ScriptCall(
-        script=Path(document["script"]),
-        arguments=tuple(document["arguments"]),
-        platform=platform,
-        settings=request.allocator,
-        is_module=document["is_module"],
+    call = replace(
+        call,
         ranks=document["ranks"],
         assumptions=Assumptions(document["opposite"], tuple(document["exceptions"])),
         selected_share=document["selected_share"],
-        best_effort=request.options.best_effort,
         more_seconds=document["more_seconds"],
         rank=document["rank"],
         stages=StageFolder(Path(document["stages"])),
@@ -218,3 +222,25 @@ def trace_in_process(document: dict[str, Any], programs: Programs) -> TraceAnswe
     else:
         answer = run.trace_script(call, with_curve=extras.curve)
     return replace(answer, notes=(*answer.notes, *notes))
+
+
+def script_call(
+    document: dict[str, Any], request: TraceRequest
+) -> tuple[ScriptCall, tuple[str, ...]]:
+    """Return a script that runs alone on a GPU, with notes on the GPU."""
+    _LOG.info("importing torch")
+    from gpumemnet.tracing.operators.rules import Platform, with_cudnn
+    from gpumemnet.tracing.script import run
+
+    _LOG.info("running up to the second step")
+    platform = Platform(device=request.gpu, attention_kernel=request.options.attention_kernel)
+    platform, notes = with_cudnn(platform, request.cudnn)
+    call = run.ScriptCall(
+        script=Path(document["script"]),
+        arguments=tuple(document["arguments"]),
+        platform=platform,
+        settings=request.allocator,
+        is_module=document["is_module"],
+        best_effort=request.options.best_effort,
+    )
+    return call, notes

@@ -113,7 +113,10 @@ GOOD = json.dumps(job_to_dict(small_job()))
             [*TRACE, "--plot", "memory.gif"],
             "--plot: must end in .png or .svg or .pdf, not 'memory.gif'",
         ),
-        (["trace"], "source: name one factory, such as train.py:build, or give --script train.py"),
+        (
+            ["trace"],
+            "source: name one factory, such as train.py:build, or write -- python train.py",
+        ),
         (["trace", "--script", "t.py", "--optimizer", "sgd"], "--optimizer: does not go with a sc"),
         (["trace", "--script", "t.py", "--fits"], "--fits: does not go with a script"),
         (["trace", "--script", "t.py", "--set", "checkpointing=none"], "--set: checkpointing does"),

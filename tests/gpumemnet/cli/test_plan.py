@@ -29,12 +29,17 @@ BLOCKS = [
 ]
 
 
-def pasted(shown: str, script: str) -> dict[str, Any]:
-    """What ``script`` leaves, with the lines of Python in ``shown`` in the place of a comment."""
+def printed(shown: str) -> str:
+    """The lines of Python in ``shown``."""
     lines = shown[shown.index("from gpumemnet") :].partition("\nnote: ")[0]
     assert max(map(len, lines.splitlines())) <= 80
+    return lines
+
+
+def pasted(shown: str, script: str) -> dict[str, Any]:
+    """What ``script`` leaves, with the lines of Python in ``shown`` in the place of a comment."""
     made: dict[str, Any] = {}
-    exec(script.replace("# the plan", lines), made)
+    exec(script.replace("# the plan", printed(shown)), made)
     return made
 
 
@@ -65,6 +70,38 @@ def test_the_lines_of_a_plan_train_alike(capfd: pytest.CaptureFixture[str], tmp_
     assert plan.slowdown > 0
     assert torch.equal(planned["loss"], plain["loss"])
     assert all(map(torch.equal, planned["gradients"], plain["gradients"]))
+
+
+SCRIPT = f"""{Path(blocks.__file__).read_text("utf-8")}
+import sys
+import torch
+
+model = build().to("cuda")
+# the plan
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(int(sys.argv[1])):
+    loss = model(torch.randn(64, 64, 256).to("cuda")).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_script_with_the_lines_of_its_plan_takes_what_they_say(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    script, out = tmp_path / "train.py", tmp_path / "plan.json"
+    script.write_text(SCRIPT, "utf-8")
+    line = ["--gpu", "RTX-4090", "--", "python", str(script), "3"]
+    options = ["--budget", "0.85GiB", "--no-alternatives", "--out", str(out)]
+    assert main(["plan", *options, *line]) == 0
+    shown = capfd.readouterr().out
+    for words in ("Blocks, batch size 64", "trains it: Blocks, SGD, fp32;"):
+        assert words in shown
+    script.write_text(SCRIPT.replace("# the plan", printed(shown)), "utf-8")
+    assert main(["trace", "--json", *line]) == 0
+    traced = json.loads(capfd.readouterr().out)
+    assert traced["expected_bytes"] == pytest.approx(load_plan(out).process_bytes, rel=0.01)
 
 
 @pytest.fixture
