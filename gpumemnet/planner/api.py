@@ -358,7 +358,7 @@ def _plan_script(document: dict[str, Any]) -> dict[str, Any]:
     script = result_of_script(run, call, with_curve=False)
     model, inputs, options, words = trained.training(request.trace.options, run.batch_size)
     trace = replace(request.trace, options=options, allocator=run.settings)
-    note = f"planned as the script trains it: {words}; the loss is one that fits the model's output"
+    note = f"planned as the script trains it: {words}; the loss is its own, or one that fits its output"
     _LOG.info("tracing the model alone")
     alone = ModelTracer(model, inputs, replace(trace, extras=ExtraResults())).answer()
     more = script.expected_bytes - alone.expected_bytes
