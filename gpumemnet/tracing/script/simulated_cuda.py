@@ -362,8 +362,7 @@ def swap_for_meta(tensor: Tensor, fresh: Tensor) -> None:
     kind = type(tensor)
     put = nn.Parameter(fresh, tensor.requires_grad) if kind is nn.Parameter else fresh
     if type(put) is Tensor and kind is not Tensor:
-        put = put.as_subclass(kind)
-        if isinstance(tensor, nn.Parameter):  # of bitsandbytes, say
-            put.requires_grad_(tensor.requires_grad)
+        # Of bitsandbytes, say; as_subclass would return a view, which keeps what it views.
+        put = Tensor._make_subclass(kind, put, tensor.requires_grad)
     vars(put).update(vars(tensor))
     torch.utils.swap_tensors(tensor, put)  # type: ignore[no-untyped-call]

@@ -10,6 +10,10 @@ from gpumemnet.tracing import trace_script
 SCRIPT = """
 import sys, torch
 from safetensors import safe_open
+class Packed(torch.nn.Parameter): pass  # as bitsandbytes has
+packed = Packed(torch.zeros(8))
+packed.data = packed.to("cuda")
+packed.data = torch.empty(0)  # as FSDP does with what another rank keeps
 with safe_open(sys.argv[1], "pt") as file:
     layer = torch.nn.Linear(65536, 65536, bias=False, dtype=torch.bfloat16)
     layer.weight = torch.nn.Parameter(layer.weight.to("meta"))  # as accelerate's empty weights
