@@ -208,3 +208,9 @@ def cpu_generator(shown_device: torch.device) -> type:
             return self.shown
 
     return Generator
+
+
+def of_class(tensor: torch.Tensor, kind: type[torch.Tensor], needs_grad: bool) -> torch.Tensor:
+    """``tensor`` as one of a subclass, such as bitsandbytes has; ``as_subclass`` would return a
+    view, which keeps what it views."""
+    return torch.Tensor._make_subclass(kind, tensor, needs_grad)

@@ -362,7 +362,6 @@ def swap_for_meta(tensor: Tensor, fresh: Tensor) -> None:
     kind = type(tensor)
     put = nn.Parameter(fresh, tensor.requires_grad) if kind is nn.Parameter else fresh
     if type(put) is Tensor and kind is not Tensor:
-        # Of bitsandbytes, say; as_subclass would return a view, which keeps what it views.
-        put = Tensor._make_subclass(kind, put, tensor.requires_grad)
+        put = names.of_class(put, kind, tensor.requires_grad)
     vars(put).update(vars(tensor))
     torch.utils.swap_tensors(tensor, put)  # type: ignore[no-untyped-call]
