@@ -24,7 +24,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from math import prod
 from pathlib import Path
@@ -341,8 +341,13 @@ class SavedFiles:
         own: set[Any] = {*self._opened, *self._temporary, *self._folders}
         if not is_copy and own.isdisjoint((old, *old.parents)):  # the user's, which is not removed
             self._folders = [each for each in self._folders if each not in (new, *new.parents)]
-        if old in self._opened:
-            self._opened.add(new)
+
+        def follow(paths: Iterable[Any]) -> list[Path]:
+            known = (each for each in paths if isinstance(each, Path))
+            return [new / each.relative_to(old) for each in known if old in (each, *each.parents)]
+
+        self._opened.update(follow(self._opened))
+        self._folders += follow(self._folders)
         for path in [*self._temporary, *(key for key in self._saved if isinstance(key, Path))]:
             if path == old or old in path.parents:
                 moved = new / path.relative_to(old)
