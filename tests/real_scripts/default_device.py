@@ -30,4 +30,4 @@ for _ in range(3):
     optimizer.zero_grad()
     assert torch.cuda.memory_stats()["allocated_bytes.all.current"] > 0
     print(torch.cuda.memory_summary())
-    torch.cuda.set_rng_state(torch.cuda.get_rng_state())
+    torch.cuda.set_rng_state(torch.cuda.random.get_rng_state())

@@ -293,6 +293,10 @@ def cuda_functions(
     }
     functions |= {name: getattr(streams, name) for name in _STREAMS}
     named = {f"torch.cuda:{name}": function for name, function in functions.items()}
+    for name, function in functions.items():  # torch.cuda.random.get_rng_state is another name
+        home = getattr(getattr(torch.cuda, name, None), "__module__", "")
+        if home.startswith("torch.cuda.") and not isinstance(function, type):
+            named[f"{home}:{name}"] = another(function)
     named |= {
         f"torch.accelerator:{name}": another(functions[cuda_name])
         for name, cuda_name in _ACCELERATOR_FROM_CUDA.items()
