@@ -259,7 +259,7 @@ class ScriptObserver:
         self.is_lower_bound = True
         self.notes["deadline"] = (
             f"a lower bound: the deadline was reached after {_counted(self._stepped.total())}, and this is the memory of what "
-            f"ran until then; raise --deadline, or let the script do less before it trains (fewer evaluation batches, "
+            "ran until then; raise --deadline, or let the script do less before it trains (fewer evaluation batches, "
             f"shorter generation){calls and f'; it was at {calls}'}"
         )
         return True
