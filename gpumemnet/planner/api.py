@@ -350,8 +350,8 @@ def _plan_script(document: dict[str, Any]) -> dict[str, Any]:
     call, notes = script_call(document, request.trace)
     from gpumemnet.planner.plan_choice import plan_request
     from gpumemnet.tracing.model_tracer import ModelTracer
+    from gpumemnet.tracing.script.models import TrainedModel
     from gpumemnet.tracing.script.run import result_of_script, run_script
-    from gpumemnet.tracing.script.trained_model import TrainedModel
 
     trained = TrainedModel()
     run = run_script(replace(call, trained=trained))

@@ -20,7 +20,6 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -28,7 +27,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import get_worker_info
 
-from gpumemnet.extract.module_calls import ModulePath, tensors_in
+from gpumemnet.extract.module_calls import tensors_in
 from gpumemnet.sandbox.user_code import running_line
 from gpumemnet.torch_private.names import (
     dense_parts,
@@ -45,9 +44,9 @@ from gpumemnet.torch_private.script import BACKWARD, GRADIENTS, MODULE_CALL, OPT
 from gpumemnet.torch_private.training import fill_history
 from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.recorder import Recorder
+from gpumemnet.tracing.script.models import ScriptModules, TrainedModel
 from gpumemnet.tracing.script.repeated_passes import RepeatedPasses
 from gpumemnet.tracing.script.simulated_cuda import Streams
-from gpumemnet.tracing.script.trained_model import TrainedModel
 from gpumemnet.tracing.script.whole_run import (
     GENERATION,
     MORE_EVENTS,
@@ -99,56 +98,6 @@ _META: Final = torch.device("meta")
 
 class EnoughSteps(BaseException):
     """Raised to end the script after enough steps."""
-
-
-class ScriptModules(ModulePath):
-    """The modules that a script runs: each outermost one is a model, named by its class.
-
-    Args:
-        starting: called before an outermost module runs.
-        entered, left: as for :class:`ModulePath`.
-    """
-
-    def __init__(
-        self,
-        starting: Callable[[], None],
-        entered: Callable[[nn.Module], None],
-        left: Callable[[nn.Module, Any, Any], None],
-    ) -> None:
-        super().__init__(nn.Identity(), entered, left)
-        self._starting = starting
-        self._names.clear()
-        self._models: list[weakref.ref[nn.Module]] = []
-        self.model_names: list[str] = []
-        """Class names of the models with parameters, without their wrapper for several GPUs."""
-
-    @property
-    def models(self) -> list[nn.Module]:
-        """The models that the script has not dropped."""
-        return [model for model in (one() for one in self._models) if model is not None]
-
-    def learn(self, module: nn.Module) -> None:
-        """Add ``module`` as a model, unless it is part of a known one."""
-        if module in self._names:
-            return
-        inner = getattr(module, "_orig_mod", None)
-        if isinstance(inner, nn.Module):  # of torch.compile
-            self.learn(inner)
-            self._names[module] = self._names[inner]
-            return
-        self._models.append(weakref.ref(module))
-        root = type(module).__name__
-        if next(iter(module.parameters()), None) is not None:
-            alone = module.module if isinstance(module, DistributedDataParallel) else module
-            self.model_names.append(type(alone).__name__.removeprefix("FSDP"))
-        for name, child in module.named_modules():
-            self._names.setdefault(child, f"{root}.{name}" if name else root)
-
-    def _enter(self, module: nn.Module, args: object) -> None:
-        if not self._stack:
-            self._starting()
-            self.learn(module)
-        super()._enter(module, args)
 
 
 class ScriptObserver:

@@ -52,6 +52,7 @@ from gpumemnet.tracing.result import HostMemory, TraceAnswer
 from gpumemnet.tracing.script.branches import USUAL, Assumptions
 from gpumemnet.tracing.script.gpu import GpuRequests, present_gpu
 from gpumemnet.tracing.script.libraries import prepared
+from gpumemnet.tracing.script.models import TrainedModel
 from gpumemnet.tracing.script.observer import EnoughSteps, ScriptObserver
 from gpumemnet.tracing.script.processes import (
     as_rank,
@@ -60,7 +61,6 @@ from gpumemnet.tracing.script.processes import (
 )
 from gpumemnet.tracing.script.read_values import ReadValues
 from gpumemnet.tracing.script.simulated_cuda import GPU
-from gpumemnet.tracing.script.trained_model import TrainedModel
 from gpumemnet.tracing.script.whole_run import WholeRun, grown_bytes, later_lines
 from gpumemnet.tracing.timeline import LongRun, Timeline, phases_of, repeated, up_to_peak
 from gpumemnet.units import MIB

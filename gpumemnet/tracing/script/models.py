@@ -1,19 +1,72 @@
-"""The model that a script trains, taken out of its run, to be traced and planned by itself."""
+"""The models that a script runs; the one that it trains can be taken out, to be planned by itself."""
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gpumemnet.errors import ExtractError
-from gpumemnet.extract.module_calls import ModelInputs, keeps_values, map_tensors
+from gpumemnet.extract.module_calls import ModelInputs, ModulePath, keeps_values, map_tensors
 from gpumemnet.physics.element_types import AUTOCAST_TYPES
 from gpumemnet.torch_private.script import without_modes
 from gpumemnet.tracing.api import TraceOptions
+
+
+class ScriptModules(ModulePath):
+    """The modules that a script runs: each outermost one is a model, named by its class.
+
+    Args:
+        starting: called before an outermost module runs.
+        entered, left: as for :class:`ModulePath`.
+    """
+
+    def __init__(
+        self,
+        starting: Callable[[], None],
+        entered: Callable[[nn.Module], None],
+        left: Callable[[nn.Module, Any, Any], None],
+    ) -> None:
+        super().__init__(nn.Identity(), entered, left)
+        self._starting = starting
+        self._names.clear()
+        self._models: list[weakref.ref[nn.Module]] = []
+        self.model_names: list[str] = []
+        """Class names of the models with parameters, without their wrapper for several GPUs."""
+
+    @property
+    def models(self) -> list[nn.Module]:
+        """The models that the script has not dropped."""
+        return [model for model in (one() for one in self._models) if model is not None]
+
+    def learn(self, module: nn.Module) -> None:
+        """Add ``module`` as a model, unless it is part of a known one."""
+        if module in self._names:
+            return
+        inner = getattr(module, "_orig_mod", None)
+        if isinstance(inner, nn.Module):  # of torch.compile
+            self.learn(inner)
+            self._names[module] = self._names[inner]
+            return
+        self._models.append(weakref.ref(module))
+        root = type(module).__name__
+        if next(iter(module.parameters()), None) is not None:
+            alone = module.module if isinstance(module, DistributedDataParallel) else module
+            self.model_names.append(type(alone).__name__.removeprefix("FSDP"))
+        for name, child in module.named_modules():
+            self._names.setdefault(child, f"{root}.{name}" if name else root)
+
+    def _enter(self, module: nn.Module, args: object) -> None:
+        if not self._stack:
+            self._starting()
+            self.learn(module)
+        super()._enter(module, args)
 
 
 class TrainedModel:
