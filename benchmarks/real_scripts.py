@@ -172,7 +172,7 @@ def main() -> int:
             row = run(case, arguments)
             _keep(arguments.out, row)
             print(
-                f"{case.name}: {row['outcome']} ({row['seconds']:.0f} s) {row['sentence'][:300]}",
+                f"{case.name}: {row['outcome']} ({row['seconds']:.0f} s) {row.get('sentence', '')[:300]}",
             )
         rows.append(
             row | {"count": independent_count(row, case.count, counts.get(case.version, {}))}
