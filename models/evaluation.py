@@ -48,6 +48,7 @@ MLP: Final = "MLP-based"
 TOTALS: Final = "MLP-based, totals only"
 TRANSFORMER: Final = "transformer-based"
 TREES: Final = "boosted trees"
+TREES_GROWN: Final = 150
 FEWEST_ROWS: Final = 20
 """Sources with fewer rows of a family have no row in the table."""
 PUBLISHED: Final[Mapping[tuple[str, str], str]] = {
@@ -198,7 +199,7 @@ def _line_and_trees(
 
     def trees(own: NDArray[np.int64]) -> HistGradientBoostingRegressor:
         model = HistGradientBoostingRegressor(
-            loss="absolute_error", max_iter=150, max_leaf_nodes=8, random_state=0
+            loss="absolute_error", max_iter=TREES_GROWN, max_leaf_nodes=8, random_state=0
         )
         return model.fit(known[own], errors[own], sample_weight=training.weights[own])
 

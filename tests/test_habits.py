@@ -39,7 +39,7 @@ NEEDS_MORE = (
         ("dataset_builder/families/zoo.py", "tests/dataset_builder/families"),
         ("tests/models/training/test_data.py", "tests/models/training/test_data.py"),
         ("tests/sites.py", "tests/gpumemnet/site/test_calibration.py"),
-        ("benchmarks/chaos.py", "tests/service/test_chaos.py"),
+        ("benchmarks/cuda_code.py", "tests/research/traces/test_cuda_code.py"),
         ("Dockerfile", "tests/test_dockerfile.py"),
     ],
 )

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
 from dataset_builder.measure.journal import Journal
 from dataset_builder.measure.nvml import visible_meters
+from gpumemnet.cli import main
 from gpumemnet.errors import MeasurementError
 from gpumemnet.job.dataset import read_dataset, write_dataset
 from gpumemnet.job.measurement import Measurement
@@ -20,10 +23,11 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dataset_builder", *map(str, arguments)]
-    return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
-    )
+    """Runs it in this process, which is quicker."""
+    words = ["build", *map(str, arguments)]
+    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as errors:
+        status = main(words)
+    return subprocess.CompletedProcess(words, status, out.getvalue(), errors.getvalue())
 
 
 def has_gpu() -> bool:

@@ -4,8 +4,6 @@ settled in silence."""
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from gpumemnet.job.dataset import read_dataset, write_dataset
 from gpumemnet.job.measurement import Measurement
 from gpumemnet.site.implausible_rows import implausible_rows
 from gpumemnet.units import GIB, MIB
+from tests.dataset_builder.test_cli import run
 
 ROOT = Path(__file__).parents[2]
 
@@ -121,16 +120,11 @@ def test_the_command(tmp_path: Path, measurement: Measurement) -> None:
     )
     out = tmp_path / "all.parquet"
 
-    def run(*extra: str) -> subprocess.CompletedProcess[str]:
-        arguments = ("-m", "dataset_builder", "merge", one, two, "--out", out, *extra)
-        command = [sys.executable, *map(str, arguments)]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
-    refused = run()
+    refused = run("merge", one, two, "--out", out)
     assert (refused.returncode, refused.stdout) == (2, "")
     conflict, error = refused.stderr.splitlines()
     assert conflict.startswith(f"{one} row 1")
     assert error.startswith("error: 1 rows contradict")
-    document = json.loads(run("--keep-first", "--json").stdout)
+    document = json.loads(run("merge", one, two, "--out", out, "--keep-first", "--json").stdout)
     assert (document["read"], document["written"]) == (2, 1)
     assert document["conflicts"] == [conflict]

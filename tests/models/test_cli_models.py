@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from gpumemnet.predict.predictor import Predictor
 from tests.jobs import small_job
 from tests.models.conftest import FEW
+from tests.nightly import nightly
 from tests.sites import DATASETS
 
 WORDS = [word for path in FEW for word in ("--dataset", str(path))]
@@ -43,14 +46,17 @@ def test_a_missing_dataset_and_an_unknown_encoder_are_refused(tmp_path: Path) ->
     assert not (tmp_path / "bundles").exists()
 
 
-def test_training_gives_a_bundle_of_each_encoder(tmp_path: Path) -> None:
-    done = models("train", *WORDS, "--out", tmp_path / "mine", "--epochs", "1", "--json")
+@pytest.mark.parametrize("encoders", [["mlp"], *nightly([["mlp", "transformer"]])])
+def test_training_gives_a_bundle_of_each_encoder(encoders: list[str], tmp_path: Path) -> None:
+    asked = [word for encoder in encoders for word in ("--encoder", encoder)]
+    out = ("--out", tmp_path / "mine", "--epochs", "1", "--json")
+    done = models("train", *WORDS, *asked, *out)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    assert list(document["bundles"]) == ["mlp", "transformer"]
+    assert list(document["bundles"]) == encoders
     predictor = Predictor.load(tmp_path / "mine")
-    assert {one.card.encoder for one in predictor.bundles} == {"mlp", "transformer"}
-    for encoder in ("mlp", "transformer"):
+    assert [one.card.encoder for one in predictor.bundles] == encoders
+    for encoder in encoders:
         estimate = predictor.predict(small_job(), encoder=encoder)
         assert estimate.estimator == encoder
         assert estimate.safe_bytes is not None

@@ -15,6 +15,7 @@ def test_estimators_stand_beside_each_other(
 ) -> None:
     plan = replace(plan_of("mlp"), epochs=1, folds=2, hidden=8)
     monkeypatch.setattr(evaluation, "plan_of", lambda *_: plan)
+    monkeypatch.setattr(evaluation, "TREES_GROWN", 5)
     figures = evaluate(few, ["mlp"])
     assert {one.estimator for one in figures} == {
         *("line", "boosted trees", "MLP-based", "MLP-based, totals only"),

@@ -57,6 +57,7 @@ def test_a_reading_is_met_and_a_row_that_cannot_be_asked_says_why(tmp_path: Path
     assert "* litgpt:2: kept: method adapter" in compare(tmp_path, kept=kept)
 
 
+@pytest.mark.nightly
 def test_a_ladder_of_batches_agrees_with_a_trace_or_not(tmp_path: Path) -> None:
     row = {
         **ROW,

@@ -129,6 +129,7 @@ def test_schedtune_learns_from_other_families_only_and_adds_its_largest_error() 
     assert np.median(errors) < 0.2
 
 
+@pytest.mark.nightly
 def test_a_small_part_from_the_command_line(tmp_path: Path) -> None:
     command = ["scoreboard", "--smoke", "--cpu-budget", "0", "--out", str(tmp_path)]
     assert main(command) == 0

@@ -167,6 +167,7 @@ weights = list(model.state_dict().values())
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore")  # of other libraries
 @pytest.mark.skipif(find_spec("peft") is None, reason="needs peft")
 def test_fit_leads_to_lines_with_which_the_trainer_trains_alike(

@@ -63,6 +63,7 @@ def test_stage_1_keeps_whole_gradients_while_it_accumulates(tmp_path: Path) -> N
     assert not found.branches
 
 
+@pytest.mark.nightly
 def test_stage_2_with_overlap_has_two_buckets(tmp_path: Path) -> None:
     found = answer({"stage": 2, "overlap_comm": True}, tmp_path)
     assert found.parts["parameter"] == 2 * PADDED + 4 * PADDED // RANKS

@@ -8,13 +8,14 @@ import pytest
 
 from gpumemnet.tracing import trace_script
 from gpumemnet.tracing.result import answer_from_dict, answer_to_dict
+from tests.nightly import nightly
 
 SCRIPT = Path(__file__).with_name("pipeline.py")
 ROWS_BYTES = 4 * 512 * 256
 """Of one microbatch between two stages."""
 
 
-@pytest.mark.parametrize(("stages", "in_flight"), [(1, 5), (2, 8)])
+@pytest.mark.parametrize(("stages", "in_flight"), [(2, 8), *nightly([(1, 5)])])
 def test_the_first_rank_holds_most_microbatches(stages: int, in_flight: int) -> None:
     answer = trace_script(SCRIPT, [str(stages)], ranks=3)
     assert [each.rank for each in answer.by_rank] == [0, 1, 2]

@@ -9,6 +9,7 @@ import pytest
 
 from gpumemnet.cli import main
 from gpumemnet.named.fit import fit
+from tests.nightly import nightly
 
 SIZES = {
     "hidden_size": 1024,
@@ -87,9 +88,8 @@ def test_both_depths_agree(config: dict[str, object], method: str, tmp_path: Pat
     [
         (T5, "full", None),
         (TOWER, "full", None),
-        (PIXART, "full", None),
-        (FLUX, SCALES, 5 * 3072),
         (FLUX, NORMS, 25 * 128),  # which are no linear layers
+        *nightly([(PIXART, "full", None), (FLUX, SCALES, 5 * 3072)]),
     ],
 )
 def test_models_and_adapters_of_other_kinds_are_traced(
@@ -135,7 +135,9 @@ def test_what_cannot_be_traced_has_the_instant_answer(
 
 
 @pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
-@pytest.mark.parametrize(("parallel", "copy_bytes"), [("fsdp1", 0), ("fsdp2", 0), ("zero2", 2)])
+@pytest.mark.parametrize(
+    ("parallel", "copy_bytes"), [("fsdp2", 0), ("zero2", 2), *nightly([("fsdp1", 0)])]
+)
 def test_ranks_hold_their_share_in_fp32(parallel: str, copy_bytes: int, tmp_path: Path) -> None:
     if parallel == "zero2":
         pytest.importorskip("deepspeed", reason="needs DeepSpeed, which the trace runs")
@@ -156,19 +158,23 @@ def test_ranks_hold_their_share_in_fp32(parallel: str, copy_bytes: int, tmp_path
 @pytest.mark.parametrize(
     "config",
     [
-        {
-            "model_type": "falcon",
-            "new_decoder_architecture": True,
-            "parallel_attn": True,
-            "tie_word_embeddings": True,
-            "hidden_size": 1024,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 2,
-            "intermediate_size": 4096,
-            "vocab_size": 8000,
-        },
         MIXTURE,
+        *nightly(
+            [
+                {
+                    "model_type": "falcon",
+                    "new_decoder_architecture": True,
+                    "parallel_attn": True,
+                    "tie_word_embeddings": True,
+                    "hidden_size": 1024,
+                    "num_hidden_layers": 4,
+                    "num_attention_heads": 16,
+                    "num_key_value_heads": 2,
+                    "intermediate_size": 4096,
+                    "vocab_size": 8000,
+                }
+            ]
+        ),
     ],
 )
 def test_a_quantised_base_is_the_same_at_both_depths(

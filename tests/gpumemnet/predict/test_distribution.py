@@ -15,7 +15,7 @@ def below(several: MemoryDistribution, points: np.ndarray) -> np.ndarray:
     return several.bin_probabilities(points).cumsum(axis=1)[:, :-1]
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(
     st.integers(0, 2**32), st.sampled_from([1, 5, 16]), st.sampled_from([64 * MIB, GIB, 8 * GIB])
 )

@@ -9,6 +9,7 @@ import pytest
 
 from gpumemnet.tracing.script.start import trace_script
 from tests.gpumemnet.tracing import script_child
+from tests.nightly import nightly
 
 ROWS, WIDTH = 4096, 1024
 TENSOR = 4 * ROWS * WIDTH
@@ -82,7 +83,7 @@ def traced(folder: Path, before: str, forward: str = "model(x)") -> Any:
     return script_child.traced(script, (), None)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["model", "function", "graph break", *nightly(["in place"])])
 def test_what_is_saved_fused_and_freed(way: str, tmp_path: Path) -> None:
     """The peak is in the backward pass of the GELU and the layer norm.  Kept are the input and what
     the first layer returns, from which the output of the GELU is computed again; what the layer norm
@@ -94,6 +95,11 @@ def test_what_is_saved_fused_and_freed(way: str, tmp_path: Path) -> None:
     assert answer["batch_size"] == ROWS
 
 
+@pytest.fixture(scope="module")
+def eager(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return traced(tmp_path_factory.mktemp("eager"), "")
+
+
 @pytest.mark.parametrize(
     ("before", "note"),
     [
@@ -103,11 +109,10 @@ def test_what_is_saved_fused_and_freed(way: str, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_compiled_takes_what_it_takes_eagerly(
-    before: str, note: str, tmp_path: Path
+    before: str, note: str, eager: Any, tmp_path: Path
 ) -> None:
     compiled, forward = WAYS["model"]
     answer = traced(tmp_path, f"{before}\n{compiled}", forward)
-    eager = traced(tmp_path, "")
     assert eager["parts"]["saved_activation"] == 3 * TENSOR + MEAN_AND_DEVIATION + SCALARS
     assert answer["requested_bytes"] == eager["requested_bytes"]
     assert sum(note in each for each in answer["notes"]) == 1

@@ -142,6 +142,7 @@ def test_what_goes_wrong_is_one_sentence_with_its_line(
         raise ExtractError(refusal(f"{EXAMPLES}/{factory}", **options))
 
 
+@pytest.mark.nightly
 def test_a_model_that_hangs_is_ended_at_the_deadline_and_its_line_said() -> None:
     for seconds in (
         5,

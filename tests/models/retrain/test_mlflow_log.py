@@ -141,6 +141,7 @@ def test_a_promotion_is_a_run_and_a_version_with_the_alias(place: Path, retrain:
     assert version.tags["gpumemnet.release"] == release
 
 
+@pytest.mark.nightly
 def test_nothing_changed_makes_no_second_version_and_rollback_is_followed(
     place: Path, retrain: Retrain
 ) -> None:

@@ -45,6 +45,7 @@ def test_a_job_becomes_a_chain_with_edges_both_ways() -> None:
     )
 
 
+@pytest.mark.nightly
 def test_it_learns_a_sum_over_layers_and_answers_for_jobs_it_has_not_seen() -> None:
     random = np.random.default_rng(0)
     widths = [random.integers(64, 4_096, size=random.integers(2, 5)).tolist() for _ in range(80)]

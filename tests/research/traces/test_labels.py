@@ -103,6 +103,7 @@ def test_a_campaign_writes_a_dataset_and_resumes_where_it_stopped(tmp_path: Path
     assert "holds another campaign" in said.stderr
 
 
+@pytest.mark.nightly
 def test_measured_rows_are_given_their_traced_peak(tmp_path: Path) -> None:
     traced = traced_measurement(planned(), "tiny", 0, H200)
     measured = replace(traced, provenance="measured", label_source="nvml_process")

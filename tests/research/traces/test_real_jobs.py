@@ -141,6 +141,7 @@ def test_a_row_is_what_trace_and_extract_say(document: dict[str, Any], each: Pla
     assert implausible_rows(rows) == []
 
 
+@pytest.mark.nightly
 def test_the_dataset_keeps_families_whole() -> None:
     every = read_dataset(DATASET)
     rows = every.take(np.arange(0, len(every), 10))
