@@ -16,7 +16,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -38,6 +37,7 @@ _TRAINED: Final = signal.SIGUSR1
 """Sent to the process that a trace began with, once another has an answer."""
 
 
+_WRITES: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 _ENOUGH_ANSWERS: Final = 4
 _SHARE_BEFORE_DEADLINE: Final = 0.8
 """After this share of the time a program answers with what it has seen."""
@@ -52,6 +52,29 @@ class Programs:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+
+    def begin(self, request: dict[str, Any], device: DeviceProfile) -> None:
+        """Let programs that this process starts be traced for ``request``, on ``device``."""
+        for name in ("*.answer", "*.error"):  # of an earlier one
+            for file in self._folder.glob(name):
+                file.unlink()
+        total_mib, used_mib = available_mib(device), context(device).expected_bytes // MIB
+        card = {
+            "name": device.name,
+            "memory.total": total_mib,
+            "memory.used": used_mib,
+            "memory.free": total_mib - used_mib,
+        }
+        left_seconds = signal.getitimer(signal.ITIMER_REAL)[0] * _SHARE_BEFORE_DEADLINE
+        document = {
+            "request": request,
+            "card": card,
+            "process": os.getpid(),
+            "ends": time() + left_seconds if left_seconds else None,
+        }
+        # A number, not a name: this is no file of the script's, whose files are watched by name.
+        with os.fdopen(os.open(self._folder / _REQUEST, _WRITES, 0o600), "w") as stream:
+            json.dump(document, stream)
 
     def report(self, answer: dict[str, Any]) -> None:
         """Write the answer for this process, which the trace did not begin with, and tell the one
@@ -84,38 +107,24 @@ def inheriting(
     """Context in which programs that this process starts inherit its simulated GPU.
 
     Args:
-        request: what traces a script, as a JSON document, but for the script.
+        request: what traces a script, as a JSON document, but for the script; its ``programs`` is an empty folder.
         device: the simulated GPU.
         trace: a function of a module that loads no torch; called in each program that runs a
             script, with the request and its programs, it traces that script and reports the answer.
     """
     signal.signal(_TRAINED, signal.SIG_IGN)
-    with tempfile.TemporaryDirectory(prefix="gpumemnet-programs-") as name:
-        folder = Path(name)
-        used_mib = context(device).expected_bytes // MIB
-        card = {
-            "name": device.name,
-            "memory.total": available_mib(device),
-            "memory.used": used_mib,
-            "memory.free": available_mib(device) - used_mib,
-        }
-        left_seconds = signal.getitimer(signal.ITIMER_REAL)[0] * _SHARE_BEFORE_DEADLINE
-        document = {
-            "request": request,
-            "card": card,
-            "process": os.getpid(),
-            "ends": time() + left_seconds if left_seconds else None,
-        }
-        (folder / _REQUEST).write_text(json.dumps(document))
-        python = {"python", "python3", Path(sys.executable).name}
-        for program in (*python, "torchrun", "accelerate", "deepspeed", "srun", "nvidia-smi"):
-            _write_program(folder / program, "python" if program in python else program, trace)
-        path = os.pathsep.join((name, os.environ.get("PATH", os.defpath)))
-        with (
-            patch.dict(os.environ, {"PATH": path}),
-            patch.object(sys, "executable", str(folder / "python")),
-        ):
-            yield Programs(folder)
+    folder = Path(request["programs"])
+    programs = Programs(folder)
+    programs.begin(request, device)
+    python = {"python", "python3", Path(sys.executable).name}
+    for program in (*python, "torchrun", "accelerate", "deepspeed", "srun", "nvidia-smi"):
+        _write_program(folder / program, "python" if program in python else program, trace)
+    path = os.pathsep.join((str(folder), os.environ.get("PATH", os.defpath)))
+    with (
+        patch.dict(os.environ, {"PATH": path}),
+        patch.object(sys, "executable", str(folder / "python")),
+    ):
+        yield programs
 
 
 def _write_program(file: Path, name: str, trace: Callable[..., None]) -> None:

@@ -1,7 +1,7 @@
 """Runs a user's code in a child process: extraction, tracing and planning do.
 
-User code cannot affect the caller.  :func:`ask` sends a request to a child process and returns its
-answer.  The child has a deadline and sees no GPU.  If it crashes, hangs or exits, the caller gets
+User code cannot affect the caller.  :func:`asking` sends requests to a child process and returns its
+answers.  The child has a deadline and sees no GPU.  If it crashes, hangs or exits, the caller gets
 one error message.  Of this project user code can import only ``gpumemnet``, so a ``models`` or
 ``service`` package of the user's own is the one that it imports.  Whatever it prints goes to
 standard error.
@@ -26,11 +26,12 @@ import termios
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from itertools import repeat
 from multiprocessing import get_context
 from pathlib import Path
+from select import select
 from time import monotonic
 from types import FrameType, UnionType
 from typing import IO, Any, Final, NoReturn, get_args, get_origin, get_type_hints
@@ -43,6 +44,7 @@ from gpumemnet.errors import (
     InvalidRequestError,
     MissingExtraError,
 )
+from gpumemnet.sandbox.checkpoint import begin
 from gpumemnet.sandbox.user_code import checkout_folder, user_calls, user_location
 
 NO_COMPILING: Final = "TORCHDYNAMO_DISABLE"
@@ -94,22 +96,35 @@ def ask(
     compute: Callable[[dict[str, Any]], object],
     source: str,
     request: Mapping[str, Any],
+    **options: Any,
+) -> Any:
+    """Return a child's answer to one ``request``; arguments and errors as for :func:`asking`."""
+    with asking(compute, source, **options) as asked:
+        return asked(request)
+
+
+@contextmanager
+def asking(
+    compute: Callable[[dict[str, Any]], object],
+    source: str,
     *,
     purpose: str,
     deadline_seconds: float,
     variables: Mapping[str, str] | None = None,
     show_output: bool = False,
     progress: Progress | None = None,
-) -> Any:
-    """Return the child's answer to ``request``; both are JSON.
+) -> Iterator[Callable[[Mapping[str, Any]], Any]]:
+    """Context of a function that returns the child's answer to a request; both are JSON.
+
+    A later request is answered from the checkpoint that the code has come to in an earlier one, see
+    :mod:`gpumemnet.sandbox.checkpoint`; by a new child, if there is none.
 
     Args:
         compute: a function of a module that loads no torch; the child calls it with the request. It
             returns a JSON value or raises a :class:`~gpumemnet.errors.GpumemnetError`.
         source: the user's file; error messages about its code begin with it.
-        request: what the child is to compute.
         purpose: what torch is needed for; for the error message when it is not installed.
-        deadline_seconds: time for everything, including the import of torch.
+        deadline_seconds: time for everything that a request needs, including the import of torch.
         variables: further environment variables of the child.
         show_output: whether to pass what user code prints on to standard error.
         progress: called with what the child does.
@@ -128,33 +143,36 @@ def ask(
         )
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError("torch", "extract", purpose)
-    with tempfile.TemporaryFile() as output:
-        try:
-            text, status = _run(
-                compute,
-                request,
-                deadline_seconds,
-                variables or {},
-                None if show_output else output,
-                progress,
+    child: _Child | None = None
+
+    def asked(request: Mapping[str, Any]) -> Any:
+        nonlocal child
+        if child is None or not child.is_running:
+            child = children.enter_context(
+                _Child(compute, deadline_seconds, variables or {}, show_output, progress)
             )
-        except subprocess.TimeoutExpired:
+        try:
+            text, status = child.ask(request)
+        except TimeoutError:
+            child.end()
             raise ExtractError(
                 f"{source}: was not done after {deadline_seconds:g} seconds and was stopped: raise --deadline"
             ) from None
-        last_line = _last_line(output)
-    if not text:
-        raise CodeEndedError(f"{source}: {_exit_reason(status)}{last_line}")
-    answer = json.loads(text)
-    if "interrupted" in answer:
-        raise KeyboardInterrupt
-    if answer.get("ended"):
-        raise CodeEndedError(f"{source}: {answer['error']}{last_line}")
-    if "field" in answer:
-        raise InvalidRequestError(answer["error"], answer["field"])
-    if "error" in answer:
-        raise ExtractError(f"{source}: {answer['error']}")
-    return answer["answer"]
+        if not text:
+            raise CodeEndedError(f"{source}: {_exit_reason(status)}{child.last_line()}")
+        answer = json.loads(text)
+        if "interrupted" in answer:
+            raise KeyboardInterrupt
+        if answer.get("ended"):
+            raise CodeEndedError(f"{source}: {answer['error']}{child.last_line()}")
+        if "field" in answer:
+            raise InvalidRequestError(answer["error"], answer["field"])
+        if "error" in answer:
+            raise ExtractError(f"{source}: {answer['error']}")
+        return answer["answer"]
+
+    with ExitStack() as children:
+        yield asked
 
 
 def from_json(kind: Any, value: Any) -> Any:
@@ -174,73 +192,112 @@ def from_json(kind: Any, value: Any) -> Any:
     return value
 
 
-def _run(
-    compute: Callable[[dict[str, Any]], object],
-    request: Mapping[str, Any],
-    deadline_seconds: float,
-    variables: Mapping[str, str],
-    output: IO[bytes] | None,
-    progress: Progress | None,
-) -> tuple[str, int]:
-    """Run the child; return its answer, empty if there is none, and its exit status.
+class _Child(ExitStack):
+    """A child process that answers requests, one after the other; arguments as for
+    :func:`asking`."""
 
-    Raises:
-        subprocess.TimeoutExpired: the child did not end in time.
-    """
-    # Files, not pipes: a process that user code leaves running would keep a pipe open.
-    with (
-        tempfile.TemporaryFile() as sent,
-        tempfile.TemporaryFile() as answer,
-        tempfile.TemporaryFile() as steps,
-    ):
-        envelope = {
-            "request": request,
+    def __init__(
+        self,
+        compute: Callable[[dict[str, Any]], object],
+        deadline_seconds: float,
+        variables: Mapping[str, str],
+        show_output: bool,
+        progress: Progress | None,
+    ) -> None:
+        super().__init__()
+        self._seconds = deadline_seconds + max(_GRACE_SECONDS, _GRACE_SHARE * deadline_seconds)
+        self._progress = progress
+        # Files, where it is the end that is waited for: a process that user code leaves running
+        # would keep a pipe open.
+        files = [self.enter_context(_file()) for _ in range(3)]
+        self._answer, self._output, self._steps = files
+        self._read = self._printed = 0
+        received, self._requests = map(self.enter_context, _pipe())
+        self._statuses, statuses = map(self.enter_context, _pipe())
+        passed = [statuses, *([self._steps] if progress else [])]
+        self._envelope = {
             "deadline_seconds": deadline_seconds,
             "pythonpath": variables.get("PYTHONPATH", os.environ.get("PYTHONPATH")),
-            "progress": steps.fileno() if progress else None,
+            "progress": self._steps.fileno() if progress else None,
+            "statuses": statuses.fileno(),
         }
-        sent.write(json.dumps(envelope).encode())
-        sent.seek(0)
-        with start_child(
+        self._process = start_child(
             _answer,
             f"{compute.__module__}:{compute.__qualname__}",
             variables={NO_COMPILING: "1", **variables, "CUDA_VISIBLE_DEVICES": ""},
-            stdin=sent,
-            stdout=answer,
-            stderr=output,
-            pass_fds=[steps.fileno()] if progress else [],
+            stdin=received,
+            stdout=self._answer,
+            stderr=None if show_output else self._output,
+            pass_fds=[each.fileno() for each in passed],
             start_new_session=True,
-        ) as process:
-            seconds = deadline_seconds + max(_GRACE_SECONDS, _GRACE_SHARE * deadline_seconds)
-            try:
-                if progress:
-                    _follow(process, seconds, steps.fileno(), progress)
-                else:
-                    process.wait(seconds)
-            finally:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        answer.seek(0)
-        return answer.read().decode(), process.returncode
+        )
+        self.callback(self.end)
+        received.close()
+        statuses.close()
+
+    def ask(self, request: Mapping[str, Any]) -> tuple[str, int]:
+        """Return the answer to a request, empty if there is none, and the exit status.
+
+        Raises:
+            TimeoutError: there is none in time.
+        """
+        self._printed = os.fstat(self._output.fileno()).st_size
+        with suppress(BrokenPipeError):  # its status tells why
+            self._requests.write(
+                json.dumps({**self._envelope, "request": request}).encode() + b"\n"
+            )
+        status = self._wait(monotonic() + self._seconds)
+        self._answer.seek(0)
+        text = self._answer.read().decode()
+        self._answer.seek(0)
+        self._answer.truncate()
+        return text, status
+
+    def _wait(self, end: float) -> int:
+        """Return the exit status of the process that has answered; meanwhile, report its
+        progress."""
+        while monotonic() < end:
+            ended, _, _ = select([self._statuses], [], [], min(_POLL_SECONDS, end - monotonic()))
+            if line := self._statuses.readline() if ended else b"":
+                return int(line)
+            with suppress(subprocess.TimeoutExpired):
+                return self._process.wait(_POLL_SECONDS if ended else 0.0)
+            if self._progress:
+                # pread leaves the child's own position in the file
+                written = os.pread(self._steps.fileno(), 65_536, self._read)
+                self._read += len(written)
+                if lines := written.decode(errors="replace").split("\n")[:-1]:
+                    self._progress(lines[-1])
+        raise TimeoutError
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it waits for a further request."""
+        return self._process.returncode is None
+
+    def end(self) -> None:
+        """End the process, with all that it has started."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def last_line(self) -> str:
+        """What user code has printed last since the request, as the end of a sentence."""
+        begin = max(self._printed, os.fstat(self._output.fileno()).st_size - 4096)
+        # progress bars return to the start of their line
+        text = os.pread(self._output.fileno(), 4096, begin).decode(errors="replace")
+        lines = re.split("[\n\r]", text)
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return f"; its last output was: {last[:200]}" if last else ""
 
 
-def _follow(
-    process: subprocess.Popen[bytes], seconds: float, steps: int, progress: Progress
-) -> None:
-    """Wait for the child, and report what it writes to ``steps``."""
-    end, read = monotonic() + seconds, 0
-    while True:
-        try:
-            process.wait(max(0.0, min(_POLL_SECONDS, end - monotonic())))
-            return
-        except subprocess.TimeoutExpired:
-            if monotonic() >= end:
-                raise
-        written = os.pread(steps, 65_536, read)  # pread leaves the child's own position in the file
-        read += len(written)
-        if lines := written.decode(errors="replace").split("\n")[:-1]:
-            progress(lines[-1])
+def _file() -> IO[bytes]:
+    return tempfile.TemporaryFile()
+
+
+def _pipe() -> tuple[IO[bytes], IO[bytes]]:
+    read, write = os.pipe()
+    return os.fdopen(read, "rb", 0), os.fdopen(write, "wb", 0)
 
 
 def _exit_reason(status: int) -> str:
@@ -249,16 +306,6 @@ def _exit_reason(status: int) -> str:
     if status < 0:
         return f"the code crashed the interpreter ({signal.Signals(-status).name})"
     return f"the code exited the program with exit code {status} before there was an answer"
-
-
-def _last_line(output: IO[bytes]) -> str:
-    end = output.seek(0, os.SEEK_END)
-    output.seek(max(0, end - 4096))
-    lines = re.split(
-        "[\n\r]", output.read().decode(errors="replace")
-    )  # progress bars return to the start of their line
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    return f"; its last output was: {last[:200]}" if last else ""
 
 
 class DeadlineReached(BaseException):
@@ -274,7 +321,7 @@ def _answer(compute: str) -> NoReturn:
     """
     module, name = compute.split(":")
     function = getattr(import_module(module), name)
-    envelope = json.load(sys.stdin)
+    envelope = begin(os.fdopen(os.dup(0), "rb", 0))
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # its last line comes before a later one on stderr

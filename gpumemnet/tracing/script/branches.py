@@ -48,10 +48,12 @@ class Assumptions:
     Attributes:
         opposite: whether each is the opposite of what it usually is.
         exceptions: places where it is as ``opposite`` does not say.
+        selected_share: share of the elements that operators select which select by values.
     """
 
     opposite: bool = False
     exceptions: tuple[str, ...] = ()
+    selected_share: float = 1
 
     def reverse(self, place: str) -> bool:
         """Whether the condition at ``place`` is the opposite of what it usually is."""
@@ -233,7 +235,7 @@ class Decisions:
     """
 
     def __init__(self, assumptions: Assumptions) -> None:
-        self._assumptions = assumptions
+        self.assumptions = assumptions
         self._rounds: Counter[str] = Counter()
         self.places: dict[str, None] = {}
         """Places that decide how the code goes on, in order."""
@@ -250,11 +252,11 @@ class Decisions:
             self._rounds[place.name] += 1
             return usual != (self._rounds[place.name] % (ROUNDS + 1) == 0)
         self.places.setdefault(place.name)
-        return usual != self._assumptions.reverse(place.name)
+        return usual != self.assumptions.reverse(place.name)
 
 
-TraceScript = Callable[[Assumptions, float], TraceAnswer]
-"""Traces the script with assumptions, and a share of elements that is selected."""
+TraceScript = Callable[[Assumptions], TraceAnswer]
+"""Traces the script with assumptions."""
 
 
 def largest_answer(trace: TraceScript, end: float = inf) -> TraceAnswer:
@@ -275,7 +277,7 @@ def largest_answer(trace: TraceScript, end: float = inf) -> TraceAnswer:
         return answer
     where = "; ".join(answer.selections)
     try:
-        half = trace(assumptions, 0.5)
+        half = trace(replace(assumptions, selected_share=0.5))
     except ExtractError as error:
         note = f"{where}: selects elements by values of the GPU; all count, because half of them end without a step: {error}."
         return replace(answer, notes=(*answer.notes, note))
@@ -294,13 +296,13 @@ def largest_answer(trace: TraceScript, end: float = inf) -> TraceAnswer:
 def _over_branches(trace: TraceScript, end: float) -> tuple[TraceAnswer, Assumptions]:
     """Return the largest answer over the ways that the script can go, and its assumptions."""
     opposite = Assumptions(opposite=True)
-    first = trace(USUAL, 1)
+    first = trace(USUAL)
     if not first.branches or first.is_lower_bound:  # time is up
         return first, USUAL
     where = "; ".join(first.branches)
     found = {USUAL: first}
     try:
-        found[opposite] = trace(opposite, 1)
+        found[opposite] = trace(opposite)
     except ExtractError as error:
         note = f"{where}: branches on values of the GPU; the other way (the opposite of each) ends without a step: {error}."
     else:
@@ -316,7 +318,7 @@ def _over_branches(trace: TraceScript, end: float) -> tuple[TraceAnswer, Assumpt
         unseen = unseen[1:]
         turned = replace(best, exceptions=(*best.exceptions, place))
         try:
-            found[turned] = trace(turned, 1)
+            found[turned] = trace(turned)
         except ExtractError:
             continue
         if found[turned].safe_bytes > found[best].safe_bytes:

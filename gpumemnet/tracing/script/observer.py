@@ -110,6 +110,7 @@ class ScriptObserver:
         resized: a batch size, and the one to put in its place.
         used: called before anything arrives on the GPU.
         trained: takes the model that the script trains out of the run, if it is wanted.
+        passes: called before a backward pass, for which PyTorch starts threads.
     """
 
     def __init__(
@@ -120,10 +121,12 @@ class ScriptObserver:
         resized: tuple[int, int] | None = None,
         used: Callable[[], None] = lambda: None,
         trained: TrainedModel | None = None,
+        passes: Callable[[], None] = lambda: None,
     ) -> None:
         self._used = used
+        self._passes = passes
         self._trained = trained
-        self._more_seconds = more_seconds
+        self.more_seconds = more_seconds
         self.modules = ScriptModules(self._model_starts, self._entered, self._left)
         self.recorder = Recorder(self.modules, platform, run=run)
         self.streams = Streams(self.recorder.use_stream)
@@ -407,6 +410,7 @@ class ScriptObserver:
     @contextmanager
     def _backward_pass(self, outputs: Iterable[Tensor]) -> Iterator[None]:
         """Context of a backward pass from ``outputs``; without an optimizer, it ends a step."""
+        self._passes()
         is_outermost = not self._passing
         if is_outermost and not self._started and self.recorder.has_live_storages:  # no module ran
             self._started = True
@@ -439,7 +443,7 @@ class ScriptObserver:
         if self.has_enough_steps and self.first is None:
             self.first = self.recorder.timeline()
             self._end = self._boundaries + MORE_STEPS
-            self._last_second = monotonic() + self._more_seconds
+            self._last_second = monotonic() + self.more_seconds
         self._end_whole_run(self._boundaries >= self._end)
         self.recorder.begin_step()
 

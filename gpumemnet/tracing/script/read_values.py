@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, MutableMapping
+from functools import cached_property
 from typing import Any, Final, Self
 
 import torch
@@ -87,8 +88,7 @@ class ReadValues(MissingValues):
     """Gives values to a script that reads them from the GPU; each such line is noted.
 
     Args:
-        assumptions: which conditions are not as usual.
-        selected_share: share of the elements that operators select which select by values.
+        assumed: returns what the run assumes; called when that is first needed.
         best_effort: whether to guess what operators of other libraries return that do not describe
             it.
     """
@@ -96,13 +96,10 @@ class ReadValues(MissingValues):
     def __init__(
         self,
         *,
-        assumptions: Assumptions = USUAL,
-        selected_share: float = 1,
+        assumed: Callable[[], Assumptions] = lambda: USUAL,
         best_effort: bool = False,
     ) -> None:
-        self._decisions = Decisions(assumptions)
-        self._is_opposite = assumptions.opposite
-        self._selected_share = selected_share
+        self._assumed_ways = assumed
         self._best_effort = best_effort
         self._sentences: dict[str, str] = {}
         self._truths: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
@@ -112,6 +109,10 @@ class ReadValues(MissingValues):
         self._assumed: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
         self.selections: dict[str, None] = {}
         """Lines that select elements by values of the GPU, in order."""
+
+    @cached_property
+    def _decisions(self) -> Decisions:
+        return Decisions(self._assumed_ways())
 
     @property
     def branches(self) -> tuple[str, ...]:
@@ -148,7 +149,7 @@ class ReadValues(MissingValues):
         """
         if schema(operator).name not in READS_VALUE_BELOW:
             masks = [each for each in tree_leaves(args) if each in self._masks]
-            share = self._selected_share
+            share = self._decisions.assumptions.selected_share
             if masks:  # which rounds up to the number of its elements
                 share = (self._masks[masks[0]] - 0.5) / masks[0].numel()
             selection = selection_of(operator, share)
@@ -222,7 +223,7 @@ class ReadValues(MissingValues):
 
     def _number(self, dtype: torch.dtype, is_lost: bool) -> float:
         place = running_place() if is_lost else None
-        turned = self._is_opposite and not is_lost
+        turned = not is_lost and self._decisions.assumptions.opposite
         if place is not None and place.is_chosen_by:
             turned = self._decisions.decide(Place(place.name), False)
             if turned and place.compared_with is not None:
@@ -330,7 +331,8 @@ class ReadValues(MissingValues):
             self._truths[last] = truth
 
     def _selected(self, mask: Tensor) -> int:
-        return self._masks.get(mask, math.ceil(mask.numel() * self._selected_share))
+        share = self._decisions.assumptions.selected_share
+        return self._masks.get(mask, math.ceil(mask.numel() * share))
 
     def _truth(self, func: Callable[..., Any], args: tuple[Any, ...]) -> bool | None:
         if func in _NEVER or func in _ALWAYS:

@@ -29,6 +29,7 @@ from gpumemnet.extract.placement import KnownValues, launches_do_nothing
 from gpumemnet.launchers.launch_line import local_ranks, torchrun_environment
 from gpumemnet.launchers.pipeline_stages import StageFolder
 from gpumemnet.launchers.programs import stopped_by_answer
+from gpumemnet.sandbox.checkpoint import Checkpoint, is_own_process, take_process
 from gpumemnet.sandbox.process import DeadlineReached, stop_alarm
 from gpumemnet.sandbox.user_code import (
     UnknownValueError,
@@ -147,8 +148,8 @@ class ScriptCall:
         ranks: number of GPUs that the script is started on by ``torchrun``; ``None`` if it is
             started alone.
         assumptions: which conditions on values of the GPU are not as usual.
-        selected_share: share of the elements that is selected where that depends on values of the
-            GPU.
+        continued: returns the call for a later request, which goes on from the first one's
+            checkpoint.
         best_effort: whether to guess what operators of other libraries return that do not describe
             it.
         more_seconds: longest time for the whole run after the first steps.
@@ -170,7 +171,7 @@ class ScriptCall:
     is_module: bool = False
     ranks: int | None = None
     assumptions: Assumptions = USUAL
-    selected_share: float = 1
+    continued: Callable[[dict[str, Any]], ScriptCall] | None = None
     best_effort: bool = False
     more_seconds: float = 20.0
     compiled: Callable[[Path], CodeType] = compile_file
@@ -278,11 +279,21 @@ def run_script(call: ScriptCall) -> ScriptRun:
     """
     torch_notes = check_torch()
     declare_torchvision_operators()
-    values = ReadValues(
-        assumptions=call.assumptions,
-        selected_share=call.selected_share,
-        best_effort=call.best_effort,
-    )
+    take_process()
+
+    def continues(request: dict[str, Any]) -> None:
+        nonlocal call
+        torch.set_num_threads(1)  # those of the process that it is forked from are not here
+        if call.continued is not None:
+            call = call.continued(request)
+        observer.more_seconds = call.more_seconds
+
+    def assumed() -> Assumptions:
+        checkpoint.reach()
+        return call.assumptions
+
+    checkpoint = Checkpoint(continues, is_wanted=call.continued is not None)
+    values = ReadValues(assumed=assumed, best_effort=call.best_effort)
     allocator = AllocatorChoice(call.settings, values.note_once)
     known = KnownValues(values, limited=lambda tensor: observer.device_of(tensor) == GPU)
     observer = ScriptObserver(
@@ -292,6 +303,7 @@ def run_script(call: ScriptCall) -> ScriptRun:
         call.resized,
         allocator.first_used,
         call.trained,
+        checkpoint.reach,
     )
     observer.recorder.begin("build")
     file = call.script
@@ -351,7 +363,11 @@ def run_script(call: ScriptCall) -> ScriptRun:
 
     def run_file() -> None:
         nonlocal file
-        with allocator.choosing(), stopped_by_answer(stop, call.more_seconds):
+        with (
+            checkpoint.watching(),
+            allocator.choosing(),
+            stopped_by_answer(stop, call.more_seconds),
+        ):
             module = _main_module(call.script, call.is_module)
             file = Path(str(module.__file__))
             requests = GpuRequests(observer, values, known)
@@ -489,13 +505,15 @@ def _run(
     sys.modules["__main__"] = module
     sys.argv = [file, *call.arguments]
     values, gpus = requests.values, local_ranks(call.ranks or 1)
-    ends, end = {os.getpid(): sys.exit}, os._exit  # a process that the script forked ends at once
+    end = os._exit  # a process that the script forked ends at once
     torch.cuda.is_available()  # CUDA reads which GPUs it may use once: none
     with ExitStack() as stack:
         numbers = ",".join(map(str, range(gpus)))
         stack.enter_context(patch.dict(os.environ, {"CUDA_VISIBLE_DEVICES": numbers}))
         stack.enter_context(
-            patch.object(os, "_exit", lambda code: ends.get(os.getpid(), end)(code))
+            patch.object(
+                os, "_exit", lambda code: sys.exit(code) if is_own_process() else end(code)
+            )
         )
         stack.enter_context(without_dynamo())
         stack.enter_context(launches_do_nothing(before_import=True))

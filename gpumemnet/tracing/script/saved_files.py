@@ -34,6 +34,7 @@ import torch
 from torch import Tensor, nn
 from torch.serialization import skip_data
 
+from gpumemnet.sandbox.checkpoint import is_own_process
 from gpumemnet.torch_private.names import replaced, without_function_modes
 from gpumemnet.torch_private.script import (
     COPY_FILE,
@@ -95,7 +96,7 @@ class SavedFiles:
         self._opened: set[Any] = set()
         self._backups: dict[Path, Path] = {}
         self._folders: list[Path] = []
-        self._process, self._start = os.getpid(), time.time()
+        self._start = time.time()
         self._open, self._rename, self._write = builtins.open, os.rename, SAVE.value()
 
     @contextmanager
@@ -280,7 +281,7 @@ class SavedFiles:
     def _back_up(self, file: Any) -> None:
         """Set aside a file of the user's that is about to be replaced."""
         path = _path(file)
-        if not isinstance(path, Path) or os.getpid() != self._process:
+        if not isinstance(path, Path) or not is_own_process():
             return
         if path in self._temporary:
             path.unlink(missing_ok=True)
@@ -295,7 +296,7 @@ class SavedFiles:
         """Copy a file of the user's, such as a table of results, that is about to be written to;
         it is put back."""
         path = _path(file)
-        if not isinstance(path, Path) or os.getpid() != self._process or path in self._opened:
+        if not isinstance(path, Path) or not is_own_process() or path in self._opened:
             return
         if not path.is_file():
             self._opened.add(path)  # it is the script's own
@@ -310,7 +311,7 @@ class SavedFiles:
     def _set_aside(self, file: Any) -> bool:
         """Set aside what is about to be removed; return whether it was, as it was there before the
         trace."""
-        if not isinstance(_path(file), Path) or os.getpid() != self._process:
+        if not isinstance(_path(file), Path) or not is_own_process():
             return False
         path = Path(os.fsdecode(file)).absolute()  # a link is moved itself
         if path.is_dir() and not path.is_symlink():
@@ -327,7 +328,7 @@ class SavedFiles:
         return True
 
     def _backup_of(self, path: Path) -> Path:
-        return path.with_name(f".{path.name}.before-trace-{self._process}")
+        return path.with_name(f".{path.name}.before-trace-{os.getpid()}")
 
     def _follows(self, source: Any, target: Any) -> None:
         if _path(source) in self._temporary:

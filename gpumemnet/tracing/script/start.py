@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic
@@ -22,7 +23,7 @@ from gpumemnet.extract.factory import existing_file
 from gpumemnet.gpu import DeviceProfile
 from gpumemnet.launchers.pipeline_stages import StageFolder, peaks_by_rank
 from gpumemnet.launchers.programs import Programs, inheriting
-from gpumemnet.sandbox.process import NO_COMPILING, Progress, ask
+from gpumemnet.sandbox.process import NO_COMPILING, Progress, asking, from_json
 from gpumemnet.tracing.api import (
     DEADLINE_SECONDS,
     PURPOSE,
@@ -103,37 +104,44 @@ def trace_script(
 
     end = monotonic() + SECONDS
 
-    def trace(
-        assumptions: Assumptions = USUAL, selected_share: float = 1, rank: int = 0
-    ) -> TraceAnswer:
-        asked = {
-            "rank": rank,
-            "stages": stages,
-            **request,
-            "more_seconds": max(_LEAST_SECONDS, (end - monotonic()) / 2),
-            "opposite": assumptions.opposite,
-            "exceptions": assumptions.exceptions,
-            "selected_share": selected_share,
-        }
-        answer = ask(
-            _trace_in_child,
-            str(script),
-            asked,
-            purpose=PURPOSE,
-            variables={NO_COMPILING: os.environ.get(NO_COMPILING, "1"), **(variables or {})},
-            deadline_seconds=deadline_seconds,
-            show_output=show_output,
-            progress=progress,
-        )
-        return answer_from_dict(answer)
+    asked = partial(
+        asking,
+        _trace_in_child,
+        str(script),
+        purpose=PURPOSE,
+        variables={NO_COMPILING: os.environ.get(NO_COMPILING, "1"), **(variables or {})},
+        deadline_seconds=deadline_seconds,
+        show_output=show_output,
+        progress=progress,
+    )
+    with (
+        TemporaryDirectory() as stages,
+        TemporaryDirectory(prefix="gpumemnet-programs-") as programs,
+    ):
 
-    with TemporaryDirectory() as stages:
-        first = largest_answer(trace, end)
+        def answered(
+            child: Callable[[dict[str, Any]], Any], assumptions: Assumptions, rank: int = 0
+        ) -> TraceAnswer:
+            answer = child(
+                {
+                    "rank": rank,
+                    "stages": stages,
+                    "programs": programs,
+                    **request,
+                    "more_seconds": max(_LEAST_SECONDS, (end - monotonic()) / 2),
+                    "assumptions": asdict(assumptions),
+                }
+            )
+            return answer_from_dict(answer)
+
+        with asked() as child:
+            first = largest_answer(partial(answered, child), end)
         others = StageFolder(Path(stages)).others()
         answers, notes = {0: first}, []
         for rank in others:
             try:
-                answers[rank] = trace(rank=rank)
+                with asked() as child:
+                    answers[rank] = answered(child, USUAL, rank)
             except ExtractError as error:
                 notes.append(f"rank {rank} differs, and was not traced: {error}")
     if not others:
@@ -206,22 +214,31 @@ def trace_in_process(document: dict[str, Any], programs: Programs) -> TraceAnswe
     from gpumemnet.tracing.script import batch_sizes, run
 
     call = replace(
-        call,
+        _continued(call, document),
         ranks=document["ranks"],
-        assumptions=Assumptions(document["opposite"], tuple(document["exceptions"])),
-        selected_share=document["selected_share"],
-        more_seconds=document["more_seconds"],
         rank=document["rank"],
         stages=StageFolder(Path(document["stages"])),
         report=lambda answer: programs.report(answer_to_dict(answer)),
         failed=programs.failed,
     )
     extras = request.extras
+
+    def continued(later: dict[str, Any]) -> ScriptCall:
+        programs.begin(later, request.gpu)
+        return _continued(call, later)
+
     if extras.batches or extras.max_batch:
         answer = batch_sizes.trace_batches(call, extras, document["batch_argument"])
     else:
+        call = replace(call, continued=continued)
         answer = run.trace_script(call, with_curve=extras.curve)
     return replace(answer, notes=(*answer.notes, *notes))
+
+
+def _continued(call: ScriptCall, document: dict[str, Any]) -> ScriptCall:
+    """Return a call with what differs between the requests for one script."""
+    assumptions = from_json(Assumptions, document["assumptions"])
+    return replace(call, assumptions=assumptions, more_seconds=document["more_seconds"])
 
 
 def script_call(

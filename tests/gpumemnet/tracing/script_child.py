@@ -61,7 +61,6 @@ def _one_way(
     arguments: tuple[str, ...],
     ranks: int | None,
     assumptions: Any,
-    selected_share: float,
 ) -> Any:
     from gpumemnet.allocator import AllocatorSettings
     from gpumemnet.gpu import device_profile
@@ -78,6 +77,5 @@ def _one_way(
             settings=settings,
             ranks=ranks,
             assumptions=assumptions,
-            selected_share=selected_share,
         )
     )

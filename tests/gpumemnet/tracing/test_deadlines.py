@@ -85,7 +85,7 @@ def test_a_way_that_never_steps_is_not_in_the_answer(tmp_path: Path) -> None:
 def test_single_branches_are_traced_while_there_is_time(end: float, traces: int) -> None:
     asked = []
 
-    def trace(assumptions: Assumptions, selected_share: float) -> TraceAnswer:
+    def trace(assumptions: Assumptions) -> TraceAnswer:
         asked.append(assumptions)
         return replace(ANSWER, branches=("a", "b", "c"))
 

@@ -1,0 +1,154 @@
+"""A checkpoint in the run of user code, from which a child process answers several requests.
+
+Most of a script's time may be its imports.  So the process stops where the code is about to do
+something that lasts outside of its memory, such as to write a file or to start a thread.  A copy of
+it goes on and answers the request, and so does a further copy for each later one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import wraps
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from threading import Thread, active_count
+from typing import IO, Any, Final
+from unittest.mock import patch
+
+_WRITES: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+_LASTING: Final = frozenset(
+    {
+        *("os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate"),
+        *("os.system", "os.fork", "os.forkpty", "os.posix_spawn", "subprocess.Popen"),
+        *("socket.__new__", "sqlite3.connect", "open", "os.mkdir"),
+    }
+)
+"""Python's audit events of what lasts."""
+_EXIT: Final = os._exit
+_own = 0
+
+
+def take_process() -> None:
+    """Let this process be the one that runs the user's code."""
+    global _own
+    _own = os.getpid()
+
+
+def is_own_process() -> bool:
+    """Whether this process runs the user's code, and is none that the code has forked."""
+    return _own == os.getpid()
+
+
+class _Requests:
+    """Those of the parent of this child process.
+
+    Args:
+        lines: each a request in JSON.
+    """
+
+    def __init__(self, lines: IO[bytes]) -> None:
+        self._process, self._lines = os.getpid(), lines
+        self.envelope: dict[str, Any] = json.loads(lines.readline())
+        os.set_inheritable(self.envelope["statuses"], False)
+
+    @property
+    def may_be_continued(self) -> bool:
+        """Whether a copy of this process would be one of all of it."""
+        return os.getpid() == self._process and active_count() == 1
+
+    def continued(self) -> dict[str, Any]:
+        """Answer the request, and each later one, in a copy of this process; return it there."""
+        left = signal.setitimer(signal.ITIMER_REAL, 0)
+        positions = dict(_positions())
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        while copy := os.fork():
+            status = os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
+            os.write(self.envelope["statuses"], f"{status}\n".encode())
+            for descriptor, position in positions.items():
+                os.lseek(descriptor, position, os.SEEK_SET)
+            line = self._lines.readline()
+            if not line:
+                _EXIT(0)
+            self.envelope = json.loads(line)
+        take_process()
+        signal.setitimer(signal.ITIMER_REAL, *left)
+        return self.envelope["request"]  # type: ignore[no-any-return]  # as it was sent
+
+
+_requests: list[_Requests] = []
+
+
+def begin(lines: IO[bytes]) -> dict[str, Any]:
+    """Return the first request to this child process, with how it is to be answered."""
+    _requests.append(_Requests(lines))
+    return _requests[-1].envelope
+
+
+def _positions() -> Iterator[tuple[int, int]]:
+    """Yield the files that are read, and how far: copies of a process share that."""
+    for path in list(Path("/dev/fd").iterdir()):
+        with suppress(OSError):  # a pipe, say
+            number = int(path.name)
+            if fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+                yield number, os.lseek(number, 0, os.SEEK_CUR)
+
+
+class Checkpoint:
+    """Where the user's code does the first thing that lasts.
+
+    Args:
+        continues: called there with the request that is answered, in each copy of the process.
+        is_wanted: whether there is to be one.
+    """
+
+    def __init__(self, continues: Callable[[dict[str, Any]], object], is_wanted: bool) -> None:
+        self._continues = continues
+        self._is_ahead = is_wanted and any(each.may_be_continued for each in _requests)
+
+    def reach(self) -> None:
+        """The code is about to do something that lasts."""
+        if self._is_ahead:
+            self._is_ahead = False
+            if _requests[-1].may_be_continued:
+                self._continues(_requests[-1].continued())
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Context in which most of what lasts is noticed."""
+        if not self._is_ahead:
+            yield
+            return
+        sys.addaudithook(self._noticed)  # which stays
+        with ExitStack() as stack:
+            for owner, name in ((os, "pipe"), (Thread, "start"), (BaseProcess, "__init__")):
+                stack.enter_context(patch.object(owner, name, self._before(getattr(owner, name))))
+            yield
+        self._is_ahead = False
+
+    def _before(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            self.reach()
+            return function(*args, **kwargs)
+
+        return called
+
+    def _noticed(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if self._is_ahead and event in _LASTING:
+            if event == "open" and not (arguments[2] & _WRITES and _lasts(arguments[0])):
+                return
+            if event == "os.mkdir" and Path(os.fsdecode(arguments[0])).is_dir():
+                return
+            self.reach()
+
+
+def _lasts(path: Any) -> bool:
+    """Whether a file is not one that Python keeps for itself, or a device."""
+    return not (isinstance(path, str) and (path.startswith("/dev/") or "__pycache__" in path))

@@ -1,0 +1,38 @@
+"""Further traces of a script go on from where it first does something that lasts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpumemnet.tracing import trace_script
+from gpumemnet.units import MIB
+
+_SCRIPT = """
+import threading, torch
+print("imported")
+lines = open(__file__, buffering=4)
+weight = torch.zeros(1024, device="cuda", requires_grad=True)
+optimizer = torch.optim.SGD([weight])
+watch = threading.Thread(target=lambda: None)
+watch.start()
+for step in range(6):
+    assert next(lines).count(chr(10)), "each trace reads the file from its begin"
+    loss = weight.sum()
+    if loss > 1:
+        torch.empty(64 * 2**20, dtype=torch.uint8, device="cuda")
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_both_ways_of_a_branch_import_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(_SCRIPT)
+    answer = trace_script(tmp_path / "train.py", show_output=True)
+    assert answer.requested_bytes > 64 * MIB
+    assert "both ways were traced" in " ".join(answer.notes)
+    assert capfd.readouterr().err.count("imported") == 1
