@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 import torch
 from torch.optim import Optimizer
@@ -261,7 +262,7 @@ class KnownValues(DispatchMode):
         self._limited = limited
         self._largest_real = largest_real
         self._layouts = KnownLayouts()
-        self._overwritten: dict[int, torch.UntypedStorage] = {}
+        self._overwritten: MutableMapping[int, torch.UntypedStorage] = WeakValueDictionary()
         """Real storages that a meta tensor was written into: their values are unknown."""
         self.numbers = HostNumbers(self.unknown, missing_values.assumed)
         self._writes: dict[Any, tuple[tuple[int, str], ...]] = {}

@@ -93,17 +93,32 @@ def place_of(frame: FrameType) -> Place:
     return _place(frame.f_code, frame.f_lasti, frame.f_lineno)
 
 
+def asks_once(frame: FrameType) -> bool:
+    """Whether ``frame`` runs ``next(…)``, and nothing around it waits for the end."""
+    node, parents = _node(frame.f_code, frame.f_lasti)
+    return (
+        isinstance(node, ast.Call)
+        and ast.unparse(node.func) == "next"
+        and not any(isinstance(each, ast.Try) for each in _ancestors(node, parents))
+    )
+
+
+@cache
+def _node(code: CodeType, instruction: int) -> tuple[ast.AST | None, dict[ast.AST, ast.AST | None]]:
+    """Return the node that an instruction belongs to, ``None`` if it is not known, and the parent
+    of each node."""
+    parents = _parents(code.co_filename) or {}
+    position = next(islice(code.co_positions(), instruction // 2, None), (None,))
+    found = [] if None in position else [each for each in parents if _span(each) == position]
+    return (found[0] if found else None), parents
+
+
 @cache
 def _place(code: CodeType, instruction: int, line: int) -> Place:
     name = place_text(code, line)
-    parents = _parents(code.co_filename)
-    position = next(islice(code.co_positions(), instruction // 2, None), None)
-    if parents is None or position is None or None in position:
+    node, parents = _node(code, instruction)
+    if node is None:
         return Place(name)
-    found = [node for node in parents if _span(node) == position]
-    if not found:
-        return Place(name)
-    node: ast.AST = found[0]
     if isinstance(node, ast.stmt):  # Python gives the jump of a test the place of its statement
         node = getattr(node, "test", node)
         while isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):

@@ -495,14 +495,14 @@ class ScriptObserver:
                 f"their gradients and state take {frozen / MIB:,.0f} MiB more"
             )
         shapes = [each for step, each in self.shapes.items() if step not in self.step_names]
-        if len(set(shapes)) > 1 and "the longest batch" not in self.step_names.values():
+        varies = len(set(shapes)) > 1
+        if varies and "the longest batch" not in self.step_names.values():
             sentences.append(
                 f"batches have different shapes ({'; '.join(list(dict.fromkeys(shapes))[:3])}): "
                 "the largest that was seen counts, and a larger one takes more"
             )
-        return WholeRun(
-            self.recorder.timeline(), self._boundaries, self.step_names, left, tuple(sentences)
-        )
+        timeline = self.recorder.timeline()
+        return WholeRun(timeline, self._boundaries, self.step_names, left, varies, tuple(sentences))
 
     def _optimizers(self) -> list[Optimizer]:
         """The optimizers that the script has not dropped."""
@@ -559,7 +559,9 @@ class ScriptObserver:
                 self._second_dimension = shape[1]
             sizes = {self._second_dimension, *self.loaders.batch_sizes}
             is_time_first = len(shape) > 1 and shape[1] in sizes and shape[0] not in sizes
-            size = shape[1] if is_time_first else shape[0]
+            firsts = [each.shape[0] for each in given]
+            known = [each for each in firsts if each in self.loaders.batch_sizes]
+            size = shape[1] if is_time_first else [*known, *firsts][0]  # points have offsets
         if is_model:
             self._inner_batch_size = None
         if is_model and has_parameters and size is not None:

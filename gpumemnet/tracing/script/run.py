@@ -49,7 +49,7 @@ from gpumemnet.torch_private.training import without_dynamo
 from gpumemnet.tracing.model_tracer import result_of_run
 from gpumemnet.tracing.operators.autocast import cuda_kernels
 from gpumemnet.tracing.operators.rules import Platform
-from gpumemnet.tracing.result import HostMemory, TraceAnswer
+from gpumemnet.tracing.result import HostMemory, PhasePeak, TraceAnswer
 from gpumemnet.tracing.script.branches import USUAL, Assumptions
 from gpumemnet.tracing.script.gpu import GpuRequests, present_gpu
 from gpumemnet.tracing.script.libraries import prepared
@@ -68,6 +68,10 @@ from gpumemnet.units import MIB
 
 _VARIABLES: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """In the order in which PyTorch looks: it reads the second only if the first is not set."""
+_AMOUNTS: Final = (
+    *("expected_bytes", "safe_bytes", "smallest_bytes"),
+    *("reserved_bytes", "allocated_bytes", "requested_bytes"),
+)
 
 
 class AllocatorChoice:
@@ -242,10 +246,12 @@ def result_of_script(run: ScriptRun, call: ScriptCall, with_curve: bool) -> Trac
     phases = phases_of(run.timeline, 0, {})
     whole = run.whole
     if whole is not None:
-        phases = phases_of(whole.timeline, len(run.timeline.step_starts) - 1, whole.step_names)
-        more = max(each.requested_bytes for each in phases) - answer.requested_bytes
+        first_steps = len(run.timeline.step_starts) - 1
+        phases = phases_of(whole.timeline, first_steps, whole.step_names)
+        later = [each for each in phases if each.step > first_steps]
+        largest = max(later, key=lambda each: each.requested_bytes, default=phases[0])
+        more = largest.requested_bytes - answer.requested_bytes
         if more >= min(MIB, answer.requested_bytes // 100) and sum(whole.rises) < 2:
-            largest = max(phases, key=lambda each: each.requested_bytes)
             note = (
                 f"the peak is not in the first steps: {largest.name}, step {largest.step}, takes {more / MIB:,.1f} MiB more "
                 "than they do."
@@ -256,6 +262,8 @@ def result_of_script(run: ScriptRun, call: ScriptCall, with_curve: bool) -> Trac
                 notes=(*run.notes, note),
                 **arguments,
             )
+        if whole.varies and answer.peak.step == 1 and answer.peak.phase != "optimizer":
+            answer, phases = _with_state(answer, phases, run.timeline)
     return replace(
         answer,
         safe_bytes=answer.safe_bytes + run.later_bytes,
@@ -264,6 +272,26 @@ def result_of_script(run: ScriptRun, call: ScriptCall, with_curve: bool) -> Trac
         phases=phases,
         is_lower_bound=run.is_lower_bound,
         host=run.host,
+    )
+
+
+def _with_state(
+    answer: TraceAnswer, phases: tuple[PhasePeak, ...], timeline: Timeline
+) -> tuple[TraceAnswer, tuple[PhasePeak, ...]]:
+    """Add the optimizer's state to a peak that comes before it: that of the largest batch."""
+    name = "optimizer_state"
+    states = [each.size_bytes for each in timeline.storages if each.memory_class == name]
+    more = sum(states) - answer.parts[name]
+    amounts = {each: getattr(answer, each) + more for each in _AMOUNTS}
+    note = f"the largest batch comes first: the optimizer's state ({more / MIB:,.0f} MiB) is added"
+    return replace(
+        answer,
+        **amounts,
+        parts={**answer.parts, name: sum(states)},
+        notes=(*answer.notes, f"{note}."),
+    ), tuple(
+        replace(each, requested_bytes=each.requested_bytes + more) if each.step == 1 else each
+        for each in phases
     )
 
 

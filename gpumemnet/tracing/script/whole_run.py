@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
@@ -31,6 +32,7 @@ from gpumemnet.allocator import EMPTY_CACHE
 from gpumemnet.extract.module_calls import tensors_in
 from gpumemnet.torch_private.names import TorchName, replaced, without_function_modes
 from gpumemnet.torch_private.script import WITHOUT_MODES
+from gpumemnet.tracing.script.branches import asks_once
 from gpumemnet.tracing.script.libraries import prepared
 from gpumemnet.tracing.timeline import Timeline
 from gpumemnet.units import MIB
@@ -69,6 +71,7 @@ class WholeRun:
         steps: optimizer steps.
         step_names: step → the batch that it trains on, where that was chosen.
         left_bytes: gradients and state of optimizers that never stepped.
+        varies: whether batches differ in shape.
         sentences: what it did not see.
     """
 
@@ -76,6 +79,7 @@ class WholeRun:
     steps: int
     step_names: Mapping[int, str]
     left_bytes: int
+    varies: bool
     sentences: tuple[str, ...]
 
     @property
@@ -243,6 +247,7 @@ class _Batches:
     ) -> None:
         self._loader, self._begin, self._loaders = loader, begin, loaders
         self._left: list[tuple[str, Any]] | None = None
+        self._given = 0
 
     def __iter__(self) -> _Batches:
         return self
@@ -252,12 +257,16 @@ class _Batches:
         return self._begin(self._loader)  # its workers make a batch at once
 
     def __next__(self) -> Any:
+        self._given += 1
         if self._loaders.goes_on():
             if self._left is None:
                 self._left = self._loaders.chosen(self._loader)
-            if not self._left:
+            if self._left:
+                what, numbers = self._left.pop()
+            elif asks_once(sys._getframe(1)) and self._given <= len(self._loader):
+                numbers = None  # the code has counted batches
+            else:
                 raise StopIteration
-            what, numbers = self._left.pop()
             if numbers is not None:
                 self._loaders.gives(what)
                 return _collated(self._loader, numbers)
