@@ -15,7 +15,7 @@ with less.  :func:`smallest_limit` replays the events under limits to find how m
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
@@ -223,6 +223,8 @@ def replay(
         OutOfMemory: the stream does not fit; its ``event`` is the index, -1 in the prefix.
         ValueError: an event allocates a storage that is allocated, or frees one that is not.
     """
+    if capacity_bytes is device_bytes is None:  # there is no share of an unlimited device
+        settings = replace(settings, per_process_memory_fraction=1.0)
     allocator = CachingAllocator(settings, capacity_bytes, device_bytes=device_bytes)
     startup_peak_reserved = 0
     malloc, free = allocator.malloc, allocator.free

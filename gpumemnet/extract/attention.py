@@ -134,7 +134,7 @@ def attention_setup(
         compute_capability=compute_capability,
         enabled=enabled_kernels() if forced is None else frozenset({forced}),
         order=kernel_order(),
-        cudnn_version=_cudnn_version(),
+        cudnn_version=cudnn_version(),
         cudnn_first=os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1",
         coarse_dropout=torch_release() >= (2, 12),
         deterministic=torch.are_deterministic_algorithms_enabled()
@@ -142,7 +142,7 @@ def attention_setup(
     )
 
 
-def _cudnn_version() -> int:
+def cudnn_version() -> int:
     """Return the cuDNN version of this build; for a CPU build, that of the CUDA build on PyPI."""
     version: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     if version is not None:

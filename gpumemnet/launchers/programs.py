@@ -181,8 +181,8 @@ def _started(
         if document["ends"] is not None:
             set_alarm(max(1.0, document["ends"] - time()))
         trace(request, programs)
-    except CodeEndedError:  # it has not trained on the GPU
-        pass
+    except CodeEndedError as error:  # it has not trained on the GPU, which may be its purpose
+        programs.failed(error)
     except DeadlineReached:  # nothing was on the GPU; the process that started it says so
         signal.pause()
     except GpumemnetError as error:

@@ -89,12 +89,8 @@ def preparations(
     def without_graph(module: Any) -> None:
         module.SummaryWriter.add_graph = lambda *args, **kwargs: note("add_graph was left out")
 
-    # Both ask which CUDA this PyTorch is built for.
-    def has_bf16(module: Any) -> None:
-        module.verify_bf16_support = lambda: True
-
-    def has_tf32(module: Any) -> None:
-        module.is_torch_tf32_available = lambda: device.compute_capability[0] >= 8
+    def without_library(module: Any) -> None:  # of CUDA
+        module.get_cuda_specs = lambda: None
 
     return {
         "pynvml": lambda module: _answer_nvml(module, device, memory, count),
@@ -104,8 +100,7 @@ def preparations(
         "torch.distributed.run": _start_torchrun,
         _FLASH: lambda module: note(_STANDS_IN),
         "huggingface_hub.hf_api": lambda module: _push_nothing(module, note),
-        "torchtune.training.precision": has_bf16,
-        "transformers.utils.import_utils": has_tf32,
+        "bitsandbytes.cuda_specs": without_library,
         "transformers.modeling_utils": lambda module: _take_flash(module, note),
         "transformers.modeling_flash_attention_utils": _flash_package,
         "transformers.integrations.hub_kernels": lambda module: _flash_kernels(module, note),

@@ -68,14 +68,18 @@ _COUNTS: Final = _functions("sum", "count_nonzero")
 _KEEPS_COUNT: Final = _functions(
     "clone", "detach", "long", "int", "to", "max", "view", "reshape", "__getitem__"
 )
+_MOVES: Final = _functions(
+    *("__getitem__", "index_select", "gather", "take", "take_along_dim", "masked_select")
+)
+"""Functions whose results are some of the numbers of their first argument."""
 _MOST_CANDIDATES: Final = 1024
 """Above, a choice is not a router's: it may be a word of a vocabulary."""
-_PICKS: Final = {
+_SORTS: Final = frozenset({aten.sort.default, aten.sort.stable})
+"""Operators that pick each candidate once."""
+_PICKS: Final = _SORTS | {
     aten.topk.default,
     aten.argmax.default,
     aten.max.dim,
-    aten.sort.default,
-    aten.sort.stable,
     aten.multinomial.default,
 }
 """Operators that pick by values; the numbers of what they pick are their last output."""
@@ -278,7 +282,8 @@ class ReadValues(MissingValues):
         source = args[0]
         is_one = isinstance(result, Tensor) and not picks.ndim
         candidates = source.numel() if is_one or not source.ndim else source.shape[dim]
-        if not 0 < candidates <= _MOST_CANDIDATES or not 0 < picks.numel() <= REAL_WHOLE_ELEMENTS:
+        most = REAL_WHOLE_ELEMENTS if operator in _SORTS else _MOST_CANDIDATES
+        if not 0 < candidates <= most or not 0 < picks.numel() <= REAL_WHOLE_ELEMENTS:
             return result
         with names.WITHOUT_MODES.value()(), without_function_modes():
             numbers = torch.arange(picks.numel()) % candidates
@@ -326,6 +331,13 @@ class ReadValues(MissingValues):
                 self._counts[last] = each * given.numel() // last.numel()
         elif given is not None and self._counts and func in _KEEPS_COUNT and given in self._counts:
             self._counts[last] = self._counts[given]
+        elif (
+            given is not None
+            and func in _MOVES
+            and not given.is_meta
+            and not last.is_floating_point()
+        ):
+            self._counts[last] = self._value_of(given)
         truth = self._truth(func, args)
         if truth is not None:
             self._truths[last] = truth
@@ -361,8 +373,9 @@ class ReadValues(MissingValues):
             return True if bool(tensor.all()) else None if bool(tensor.any()) else False
 
     def _value_of(self, tensor: Tensor) -> Any:
+        """Return the largest number of a real tensor; 0 if it has none."""
         with names.WITHOUT_MODES.value()(), without_function_modes():
-            return tensor.item()
+            return tensor.max().item() if tensor.numel() else 0
 
 
 class _ReadNumber:

@@ -7,10 +7,10 @@ stream is not reused by the rest of the step.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import wraps
+from functools import partial, wraps
 from itertools import count
 from types import SimpleNamespace, TracebackType
 from typing import Any, Final
@@ -18,6 +18,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from gpumemnet.extract.attention import cudnn_version
 from gpumemnet.gpu import DeviceProfile, available_mib, context
 from gpumemnet.torch_private import script as names
 from gpumemnet.torch_private.names import TorchName
@@ -71,6 +72,11 @@ class NumberedStream:
         return self.number
 
     stream_id = cuda_stream
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """The lowest and the highest priority."""
+        return 0, -5
 
     def __enter__(self) -> NumberedStream:
         self._before.append(self._streams.current_stream())
@@ -153,7 +159,9 @@ _WITHOUT_EFFECT: Final = (
     *("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"),
     *("reset_accumulated_memory_stats", "seed", "seed_all", "set_rng_state", "set_rng_state_all"),
     *("memory._record_memory_history", "memory._dump_snapshot"),
-    *("nvtx.range_push", "nvtx.range_pop", "nvtx.mark"),
+    *("nvtx.range_push", "nvtx.range_pop", "nvtx.mark", "nvtx.range_start", "nvtx.range_end"),
+    *("profiler.start", "profiler.stop", "check_error", "set_sync_debug_mode", "_sleep"),
+    *("reset_peak_host_memory_stats", "reset_accumulated_host_memory_stats"),
 )
 _AMOUNTS: Final = (
     *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
@@ -184,9 +192,19 @@ _OTHER_PROPERTIES: Final = {
     "shared_memory_per_block": 48 << 10,
     "shared_memory_per_block_optin": 99 << 10,
     "L2_cache_size": 40 << 20,
+    "shared_memory_per_multiprocessor": 100 << 10,
+    **dict.fromkeys(("pci_bus_id", "pci_device_id", "pci_domain_id"), 0),
+    **dict.fromkeys(("is_integrated", "is_multi_gpu_board"), 0),
+    "uuid": "GPU-0",
     "gcnArchName": "",
 }
 """Properties that hardly differ between GPUs."""
+_RUNTIME: Final = (
+    "cudaProfilerStart",
+    "cudaProfilerStop",
+    "cudaHostRegister",
+    "cudaHostUnregister",
+)
 _RANDOM_STATE_BYTES: Final = 16
 
 
@@ -229,15 +247,10 @@ def cuda_functions(
             **_OTHER_PROPERTIES,
         )
 
-    def statistics(*args: object) -> OrderedDict[str, int]:
+    def statistics(*args: object) -> Counter[str]:
         amounts = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
         moments = ("current", "peak", "allocated")
-        counts = dict.fromkeys(
-            ("num_alloc_retries", "num_ooms", "inactive_split_bytes.all.current"), 0
-        )
-        return OrderedDict(
-            {f"{a}.all.{m}": live_bytes() for a in amounts for m in moments} | counts
-        )
+        return Counter({f"{a}.all.{m}": live_bytes() for a in amounts for m in moments})
 
     def always(value: object) -> Callable[..., object]:
         return lambda *args, **kwargs: (
@@ -268,8 +281,12 @@ def cuda_functions(
         "can_device_access_peer": True,
         "initial_seed": 0,
         "list_gpu_processes": "no processes are known",
-        "utilization": 0,
+        **dict.fromkeys(("utilization", "temperature", "power_draw", "clock_rate"), 0),
+        **dict.fromkeys(("memory_usage", "get_sync_debug_mode", "current_blas_handle"), 0),
+        "get_per_process_memory_fraction": 1.0,
         "memory_snapshot": [],
+        "memory._snapshot": {"segments": [], "device_traces": []},
+        "cudart": SimpleNamespace(**dict.fromkeys(_RUNTIME, lambda *args: 0)),
     }
     functions: dict[str, Any] = {name: always(value) for name, value in constants.items()}
     functions |= {name: always(None) for name in _WITHOUT_EFFECT}
@@ -304,6 +321,17 @@ def cuda_functions(
     named["torch.cuda.nccl:version"] = always(
         (2, 27, 5)
     )  # errors of collectives are logged with it
+    generators = tuple(torch.Generator() for _ in range(count))
+    plans = defaultdict[int, SimpleNamespace](partial(SimpleNamespace, max_size=4096, size=0))
+    named |= {
+        "torch.version:cuda": "13.0",  # code compares its parts
+        "torch.backends.cuda:is_built": always(True),
+        "torch.backends.cuda:cufft_plan_cache": plans,
+        "torch.backends.cudnn:is_available": always(True),
+        "torch.backends.cudnn:version": always(cudnn_version()),
+        "torch.distributed:is_nccl_available": always(True),
+        "torch.cuda:default_generators": generators,
+    }
     named["torch.accelerator:current_accelerator"] = lambda check_available=False: torch.device(
         "cuda"
     )

@@ -417,11 +417,23 @@ def later_lines(files: Iterable[Path], steps: int, made: Iterable[str]) -> list[
                 for name, node in called.items()
                 if name[:1].isupper() and hasattr(torch.optim, name)
             ]
-            if any("step" in name or "backward" in name for name in called):
-                tests = [node.test for node in nodes if isinstance(node, ast.If)]
-                lines += [test for test in tests if _waits_for(test, nodes[0]) > steps]
+            if any(map(_trains, called)):
+                waits = [
+                    (node, _waits_for(node.test, nodes[0]))
+                    for node in nodes
+                    if isinstance(node, ast.If)
+                ]
+                # A test that is met before a step of training counts something else than those.
+                met = [
+                    wait for node, wait in waits if any(map(_trains, map(_called, ast.walk(node))))
+                ]
+                lines += [node.test for node, wait in waits if wait > max(steps, *met, 0)]
             found += [f"{file.name} line {node.lineno}" for node in lines]
     return [line for line in dict.fromkeys(found) if f"{line}," not in seen]
+
+
+def _trains(name: str) -> bool:
+    return "step" in name or "backward" in name
 
 
 def _called(node: ast.AST) -> str:

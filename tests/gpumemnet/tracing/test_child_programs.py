@@ -54,9 +54,18 @@ def test_the_largest_child_that_trains_is_answered_for(
     assert answer.notes[0].count("MiB") == {"programs": 2, "shared": 1}.get(start, 0)  # of others
 
 
-def test_an_error_of_a_process_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("start", "text", "sentence"),
+    [
+        ("process", "def train(): raise ValueError('no images')", "no images"),
+        ("program", _TRAINING.replace(".cuda()", "").replace("3", "10"), "never left the CPU: 10 "),
+    ],
+)
+def test_what_a_process_lacks_is_told(
+    start: str, text: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text("def train(): raise ValueError('no images')")
-    Path("main.py").write_text(_STARTS["process"])
-    with pytest.raises(ExtractError, match=r"a process that it started: .*no images"):
+    Path("train.py").write_text(text)
+    Path("main.py").write_text(_STARTS[start])
+    with pytest.raises(ExtractError, match=rf"a process that it started: .*{sentence}"):
         trace_script(Path("main.py"))

@@ -46,6 +46,10 @@ CONDITIONS = {
     "key": "k = loss.gt(1).long().item()\nkeep = block({0: 1, 1: 256}[k])",
     "match": "match int(loss):\n    case 0: keep = block(1)\n    case _: keep = block(256)",
     "size": "n = int((x > 0).sum())\nkeep = torch.zeros(n, 4096, device='cuda')",
+    "largest": (
+        "y = torch.arange(16384).cuda()\nassert y[x.flatten().argsort()].max().item() == 16383\n"
+        "n = y[x[:, 0].nonzero()[:, 0]].max().item() + 1\nkeep = torch.zeros(n, 4096, device='cuda')"
+    ),
     "rounds": "n = int((x[:, 0] > 0).sum())\nkeep = [block(4) for _ in range(n)]",
     "waiting": "while x.norm() > 1: keep = None; keep = block(256)",
     "ended_early": "n = 0\nwhile True:\n    n += 1\n    if x.norm() < 1: break\nkeep = block(256)",
