@@ -12,6 +12,7 @@ reader of a request are in one module, because they must agree.  The writer load
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 import sys
@@ -145,14 +146,17 @@ def existing_file(path: str) -> Path:
     return file.resolve()
 
 
-def compile_file(file: Path) -> CodeType:
-    """The code of ``file``.
+def compile_file(
+    file: Path, change: Callable[[ast.Module], ast.Module] = lambda tree: tree
+) -> CodeType:
+    """The code of ``file``, once ``change`` has changed it.
 
     Raises:
         ExtractError: when the file cannot be read or is no Python.
     """
     try:
-        return compile(file.read_bytes(), str(file), "exec")
+        tree = change(ast.parse(file.read_bytes(), str(file)))
+        return compile(tree, str(file), "exec", dont_inherit=True)
     except OSError as error:
         raise ExtractError(f"{file.name} cannot be read: {error.strerror}") from error
     except (SyntaxError, ValueError) as error:

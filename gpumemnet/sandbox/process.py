@@ -429,6 +429,13 @@ def set_alarm(deadline_seconds: float) -> None:
     signal.setitimer(signal.ITIMER_REAL, deadline_seconds, _REPEAT_SECONDS)
 
 
+def shorten_alarm(seconds: float) -> None:
+    """Let the alarm of this process come after so many seconds, if it would come later."""
+    with suppress(ValueError):  # not in the main thread
+        if not 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= seconds:
+            set_alarm(seconds)
+
+
 # Worker processes for torch work of our own: one core and one thread each.
 
 _CHUNK: Final = 4

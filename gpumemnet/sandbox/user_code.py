@@ -140,7 +140,12 @@ def is_user_code(filename: str) -> bool:
 
 
 def _is_library(filename: str) -> bool:
-    return filename.startswith("<") or _lies_in(filename, _library_folders("torch" in sys.modules))
+    is_package = "/site-packages/" in filename  # also of another environment
+    return (
+        is_package
+        or filename.startswith("<")
+        or _lies_in(filename, _library_folders("torch" in sys.modules))
+    )
 
 
 @cache

@@ -82,6 +82,8 @@ MODULE_CUDA: Final = TorchName("torch.nn:Module.cuda")
 """To move modules to the simulated GPU."""
 MODULE_CALL: Final = TorchName("torch.nn:Module.__call__")
 """To record passes that repeat."""
+DECORATE: Final = TorchName("torch.utils._contextlib:_DecoratorContextManager.__call__")
+"""To record again what functions without gradients allocate."""
 JIT_TRACE: Final = TorchName("torch.jit:trace")
 """To trace what is not compiled."""
 SAVE: Final = TorchName("torch:save")

@@ -20,11 +20,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing import Pipe
 from pathlib import Path
-from types import CodeType, MappingProxyType
+from types import MappingProxyType
 from typing import Any, Final
 
 from gpumemnet.errors import ExtractError, GpumemnetError
-from gpumemnet.extract.factory import compile_file
 from gpumemnet.sandbox.user_code import fault_sentence
 from gpumemnet.tracing.api import ExtraResults
 from gpumemnet.tracing.model_tracer import BatchMemory, BatchTraces
@@ -71,18 +70,11 @@ class BatchSetting:
             changed[place.index] = f"{place.prefix}{batch_size}"
         return changed
 
-    def code(self, file: Path, batch_size: int) -> CodeType:
-        """Return the script's code for another batch size.
-
-        Raises:
-            ExtractError: it cannot be read, or is no Python.
-        """
-        if not self.lines:
-            return compile_file(file)
-        tree = ast.parse(file.read_bytes())
-        for constant in _constants(tree, self.value):
+    def change(self, tree: ast.Module, batch_size: int) -> ast.Module:
+        """Return the script's code, changed to another batch size."""
+        for constant in _constants(tree, self.value) if self.lines else ():
             constant.value = batch_size
-        return compile(tree, str(file), "exec")
+        return tree
 
 
 def find_setting(
@@ -273,7 +265,7 @@ def _run_at(
     changed = replace(
         call,
         arguments=tuple(setting.arguments(call.arguments, size)),
-        compiled=lambda file: setting.code(file, size),
+        change=lambda tree: setting.change(tree, size),
         resized=None if setting.name or setting.lines else (setting.value, size),
     )
     try:

@@ -28,6 +28,7 @@ from torch.optim.optimizer import (
 from torch.utils.data import get_worker_info
 
 from gpumemnet.extract.module_calls import tensors_in
+from gpumemnet.sandbox.process import shorten_alarm
 from gpumemnet.sandbox.user_code import running_line
 from gpumemnet.torch_private.names import (
     dense_parts,
@@ -40,10 +41,11 @@ from gpumemnet.torch_private.names import (
     replaced,
     storage_id,
 )
-from gpumemnet.torch_private.script import BACKWARD, GRADIENTS, MODULE_CALL, OPTIMIZER
+from gpumemnet.torch_private.script import BACKWARD, DECORATE, GRADIENTS, MODULE_CALL, OPTIMIZER
 from gpumemnet.torch_private.training import fill_history
 from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.recorder import Recorder
+from gpumemnet.tracing.script.loops import Loops
 from gpumemnet.tracing.script.models import ScriptModules, TrainedModel
 from gpumemnet.tracing.script.repeated_passes import RepeatedPasses
 from gpumemnet.tracing.script.simulated_cuda import Streams
@@ -52,6 +54,7 @@ from gpumemnet.tracing.script.whole_run import (
     MORE_EVENTS,
     MORE_EVENTS_OF_GENERATION,
     MORE_STEPS,
+    REST_SECONDS,
     Generation,
     Loaders,
     WholeRun,
@@ -140,7 +143,8 @@ class ScriptObserver:
         self.notes: dict[str, str] = {}
         self._platform = platform
         self._parameters: dict[int, tuple[weakref.ref[Tensor], str]] = {}
-        self._boundary: Optimizer | None = None
+        self._boundary: Callable[[], Optimizer | None] = lambda: None
+        """The optimizer whose steps are counted, unless the script has dropped it."""
         self._boundaries = 0
         self._stepped: Counter[int] = Counter()
         self._deferred: dict[int, torch.UntypedStorage] = {}
@@ -165,6 +169,11 @@ class ScriptObserver:
         self._made: list[weakref.ref[Optimizer]] = []
         self.optimizers_made: set[str] = set()
         """Lines of the script that have made an optimizer."""
+        self.loops = Loops(
+            self.recorder,
+            lambda: bool(self.modules.depth) or self._passing or self._stepping,
+            lambda: (self._stepped.total() or self._boundaries, len(self._made)),
+        )
         self._whole: WholeRun | None = None
         self._is_counting = False
         self._in_engine = self._has_engine = False
@@ -206,15 +215,17 @@ class ScriptObserver:
                 f"the deadline was reached after {_counted(self._stepped.total())}: later ones were not looked at"
             )
             return True
-        if not self.recorder.has_live_storages:
-            return False
-        self.is_lower_bound = True
-        self.notes["deadline"] = (
-            f"a lower bound: the deadline was reached after {_counted(self._stepped.total())}, and this is the memory of what "
+        return self.take_lower_bound(
+            f"the deadline was reached after {_counted(self._stepped.total())}, and this is the memory of what "
             "ran until then; raise --deadline, or let the script do less before it trains (fewer evaluation batches, "
             f"shorter generation){calls and f'; it was at {calls}'}"
         )
-        return True
+
+    def take_lower_bound(self, why: str) -> bool:
+        """Take what was seen so far for a lower bound; return whether anything was on the GPU."""
+        self.is_lower_bound = self.recorder.has_live_storages
+        self.notes["deadline"] = f"a lower bound: {why}"
+        return self.is_lower_bound
 
     @property
     def missing(self) -> str:
@@ -397,6 +408,7 @@ class ScriptObserver:
                         (GRADIENTS, observed_gradients),
                         (OPTIMIZER, made),
                         (MODULE_CALL, passes.around(MODULE_CALL.value())),
+                        (DECORATE, passes.around_decorator(DECORATE.value())),
                     ]
                 ),
                 self.modules,
@@ -442,6 +454,7 @@ class ScriptObserver:
         self.recorder.classify_kept()
         if self.has_enough_steps and self.first is None:
             self.first = self.recorder.timeline()
+            self.loops.has_stepped = True
             self._end = self._boundaries + MORE_STEPS
             self._last_second = monotonic() + self.more_seconds
         self._end_whole_run(self._boundaries >= self._end)
@@ -457,7 +470,11 @@ class ScriptObserver:
         is_enough = events > most and all(
             self._stepped[id(each)] != 1 for each in self._optimizers()
         )
-        if is_over or is_enough or monotonic() > self._last_second:
+        if (is_over or is_enough) and self.loops.trains and not self.loops.has_trained:
+            self.loops.has_trained = True
+            shorten_alarm(REST_SECONDS)
+        is_enough = (is_enough or is_over) and not self.loops.has_trained
+        if is_enough or monotonic() > self._last_second:
             if is_growing:
                 self.notes[GENERATION] = self._generation.sentence
             self._whole = self.whole_run()
@@ -622,8 +639,9 @@ class ScriptObserver:
         )
         if not self._trains_on_gpu and self._stepped.total() >= _STEPS_ON_HOST:
             raise EnoughSteps
-        self._boundary = self._boundary or optimizer
-        if optimizer is self._boundary and self._started:
+        if self._boundary() is None and self._trains_on_gpu:
+            self._boundary = weakref.ref(optimizer)
+        if optimizer is self._boundary() and self._started:
             self._end_step()
         self._begin("forward")
 

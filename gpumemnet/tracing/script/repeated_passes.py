@@ -2,20 +2,28 @@
 fourth on, what the third allocated is recorded again, and the model does not run; from the seventh
 on, only the output is, because the allocator's cache then holds what a pass takes.
 
+So are functions that turn gradients off by a decorator, as those do that plan or sample.
+
 A pass repeats another if the model is the same, and numbers, switches and words that its modules
 keep, the shapes of its tensors and its other arguments are equal: a model that counts its passes
 always runs.  It must also allocate and free the same in the same order, and leave nothing but its
-output.  A model that is called with other objects, such as a cache, always runs.
+output.  A model that is called with other objects, such as a cache, always runs.  A function may be:
+what is in them, two levels deep, is then compared too, and must be as before when it returns.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Hashable
+from copy import deepcopy
 from dataclasses import dataclass, is_dataclass
+from functools import partial, wraps
+from inspect import isfunction, isgeneratorfunction
 from typing import Any, Final
 from weakref import ref
 
 import torch
+from numpy import ndarray
 from torch import Tensor, nn
 
 from gpumemnet.torch_private.names import storage_id, without_function_modes
@@ -25,6 +33,8 @@ _RUNS: Final = 3
 """How often equal passes run before they are recorded without running."""
 _WHOLE: Final = 6
 """How often all that equal passes allocate is recorded."""
+_MOST_HELD: Final = 64
+"""Of a larger collection only the length is compared."""
 _STATE: Final = frozenset({bool, int, float, str})
 _PLAIN: Final = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
@@ -73,23 +83,60 @@ class RepeatedPasses:
         def run(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if torch.is_grad_enabled() or not self._is_outermost():
                 return call(module, *args, **kwargs)
-            try:
-                with without_function_modes():
-                    key = (ref(module), _state(module), _settings(), _key((args, kwargs)))
-            except _NotRepeatedError:
-                return call(module, *args, **kwargs)
-            known = self._known.get(key)
-            if known is not None and known.runs >= _RUNS:
-                known.runs += 1
-                if known.runs <= _WHOLE:
-                    self._starting()
-                return self._again(known)
-            start = self._recorder.now()
-            output = call(module, *args, **kwargs)
-            self._learn(key, start, output)
-            return output
+            return self._run(
+                partial(call, module, *args, **kwargs),
+                lambda: (ref(module), _state(module), _key((args, kwargs))),
+            )
 
         return run
+
+    def around_decorator(self, decorate: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what takes the place of how a context such as ``torch.no_grad()`` decorates."""
+
+        def decorated(context: Any, function: Any) -> Any:
+            call = decorate(context, function)
+            is_plain = isfunction(function) and not isgeneratorfunction(function)
+            if not is_plain or not isinstance(context, torch.no_grad | torch.inference_mode):
+                return call
+            names = function.__code__.co_names
+
+            @wraps(call)
+            def run(*args: Any, **kwargs: Any) -> Any:
+                if not self._is_outermost():
+                    return call(*args, **kwargs)
+                return self._run(
+                    partial(call, *args, **kwargs),
+                    lambda: (
+                        call,
+                        tuple(_inside(function.__globals__.get(name), 0) for name in names),
+                        _inside((*args, *kwargs.items()), 3),
+                    ),
+                )
+
+            return run
+
+        return decorated
+
+    def _run(self, call: Callable[[], Any], describe: Callable[[], tuple[Any, ...]]) -> Any:
+        def key() -> Hashable:
+            with without_function_modes():
+                return _settings(), *describe()
+
+        try:
+            before = key()
+        except _NotRepeatedError:
+            return call()
+        known = self._known.get(before)
+        if known is not None and known.runs >= _RUNS:
+            known.runs += 1
+            if known.runs <= _WHOLE:
+                self._starting()
+            return self._again(known)
+        start = self._recorder.now()
+        output = call()
+        if self._recorder.now() > start and key() == before:
+            self._learn(before, start, output)
+        return output
 
     def _learn(self, key: Hashable, start: int, output: Any) -> None:
         before = self._known.pop(key, None)
@@ -119,6 +166,7 @@ class RepeatedPasses:
             before is not None
             and before.recorded.events == recorded.events
             and before.layouts == layouts
+            and repr(before.output) == repr(form)  # numbers that were read compare as conditions
         )
         runs = before.runs + 1 if before is not None and is_equal else 1
         self._known[key] = _Known(recorded, form, layouts, runs)
@@ -175,6 +223,22 @@ def _key(value: Any) -> Hashable:
     raise _NotRepeatedError
 
 
+def _inside(value: Any, depth: int = 2) -> Hashable:
+    """What a function may read in an argument, and change there."""
+    if isinstance(value, _PLAIN):
+        return value
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple):
+        return type(value), tuple(shape)
+    held = value.values() if isinstance(value, dict) else value
+    if not isinstance(value, dict | list | tuple | set | deque):
+        held = getattr(value, "__dict__", {}).values()
+    state = _state(value) if isinstance(value, nn.Module) else ()
+    is_open = depth > 0 and len(held) <= _MOST_HELD
+    inner = tuple(_inside(each, depth - 1) for each in held) if is_open else ()
+    return type(value), 0 if held is value else id(value), len(held), state, inner
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
     """Where a tensor stands in an output."""
@@ -182,8 +246,24 @@ class _Place:
     number: int
 
 
+class _Zeros:
+    """A copy on the host of what has no values."""
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
+
+    def __repr__(self) -> str:
+        return f"{type(self.values)} {self.values.shape} {self.values.dtype}"
+
+
 def _form(value: Any, found: list[Tensor]) -> Any:
     """Return ``value`` with a place for each tensor, which is added to ``found``."""
+    if (
+        type(value) in (Tensor, ndarray)
+        and not getattr(value, "is_meta", False)
+        and not value.any()
+    ):
+        return _Zeros(value)
     if isinstance(value, Tensor):
         if type(value) is not Tensor or not value.is_meta or value.layout is not torch.strided:
             raise _NotRepeatedError
@@ -202,6 +282,8 @@ def _filled(form: Any, tensors: list[Tensor]) -> Any:
     """Return an output of this form."""
     if isinstance(form, _Place):
         return tensors[form.number]
+    if isinstance(form, _Zeros):
+        return deepcopy(form.values)
     if isinstance(form, tuple) and len(form) == 2 and isinstance(form[0], type):
         kind, entries = form
         return kind(**{name: _filled(entry, tensors) for name, entry in entries.items()})

@@ -7,6 +7,7 @@ first lines.
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import shlex
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -53,6 +54,7 @@ from gpumemnet.tracing.result import HostMemory, PhasePeak, TraceAnswer
 from gpumemnet.tracing.script.branches import USUAL, Assumptions
 from gpumemnet.tracing.script.gpu import GpuRequests, present_gpu
 from gpumemnet.tracing.script.libraries import prepared
+from gpumemnet.tracing.script.loops import changed_loops
 from gpumemnet.tracing.script.models import TrainedModel
 from gpumemnet.tracing.script.observer import EnoughSteps, ScriptObserver
 from gpumemnet.tracing.script.processes import (
@@ -157,7 +159,7 @@ class ScriptCall:
         best_effort: whether to guess what operators of other libraries return that do not describe
             it.
         more_seconds: longest time for the whole run after the first steps.
-        compiled: returns the code of the script's file.
+        change: returns the code of the script's file, changed.
         resized: a batch size of arguments, configuration files and data loaders, and the one to put
             in its place.
         report, failed: called in a process that the script has forked, with the answer for it, or
@@ -178,7 +180,7 @@ class ScriptCall:
     continued: Callable[[dict[str, Any]], ScriptCall] | None = None
     best_effort: bool = False
     more_seconds: float = 20.0
-    compiled: Callable[[Path], CodeType] = compile_file
+    change: Callable[[ast.Module], ast.Module] = lambda tree: tree
     resized: tuple[int, int] | None = None
     report: Callable[[TraceAnswer], None] = lambda answer: None
     failed: Callable[[GpumemnetError], None] = lambda error: None
@@ -339,6 +341,12 @@ def run_script(call: ScriptCall) -> ScriptRun:
     def observed(run: Callable[[], None]) -> ScriptRun:
         """Run the script, or a process of it, and return what it has shown."""
         ended, error_text = "", ""
+
+        def has_left_loops(what: str) -> bool:
+            return bool(observer.loops.left) and observer.take_lower_bound(
+                f"the script did not train after it left the loops at {', '.join(observer.loops.left)}, whose rounds were alike: {what}"
+            )
+
         try:
             run()
         except EnoughSteps:
@@ -349,26 +357,32 @@ def run_script(call: ScriptCall) -> ScriptRun:
             error_text = str(error)
         except DeadlineReached as error:
             stop_alarm()
-            if not observer.reach_deadline(user_calls(error)):
+            if not observer.loops.has_trained and not observer.reach_deadline(user_calls(error)):
                 raise
         except SystemExit as error:
             ended = f"{user_location(error)}: sys.exit({error.code!r})"
             if isinstance(error.__context__, Exception):  # such as of Hydra
                 ended = error_text = fault_sentence(error.__context__)
         except Exception as error:
-            if observer.first is None:
+            if observer.first is None and not has_left_loops(fault_sentence(error)):
                 raise ExtractError(
                     f"the script cannot be traced: {fault_sentence(error)}{_remedy(error, call)}"
                 ) from error
-            if not isinstance(error, StopIteration):  # of a loader that has ended early
+            if observer.first is not None and not isinstance(
+                error, StopIteration
+            ):  # of a loader that has ended early
                 error_text = fault_sentence(error)
-        if error_text:
+        if error_text and not observer.loops.has_trained:
             observer.notes["error"] = (
                 f"an error ended the script after the first steps, and what follows is not in the answer: {error_text}"
             )
+        if observer.loops.has_trained:
+            stop_alarm()
         if not observer.has_enough_steps:
             # Where a condition is not as usual, it may be why nothing is trained.
-            is_bound = observer.is_lower_bound and call.assumptions == USUAL
+            is_bound = (
+                observer.is_lower_bound or has_left_loops(observer.missing)
+            ) and call.assumptions == USUAL
             if not observer.has_stepped and not is_bound:
                 raise CodeEndedError(f"{observer.missing}{ended and f'; it ended at {ended}'}")
             observer.end_early()
@@ -465,6 +479,11 @@ def _shown(
         values.note_once(
             f"{', '.join(lines[:5])}: runs at a later step than the {whole.steps:,} that were traced, and is not in the answer"
         )
+    if observer.loops.left and not observer.is_lower_bound:
+        values.note_once(
+            f"before the first steps, loops were left after rounds that took nothing more on the GPU: {', '.join(observer.loops.left)}; "
+            "what they gather on the host is less than in the run"
+        )
     if observer.batch_size is None:
         values.note_once(
             "the batch size is not known, because no module with parameters ran in training; 1 is shown"
@@ -529,7 +548,7 @@ def _run(
     traced: Callable[[Callable[[], None]], None],
 ) -> None:
     file, platform = str(module.__file__), call.platform
-    code = call.compiled(Path(file))
+    code = compile_file(Path(file), lambda tree: changed_loops(call.change(tree), file))
     sys.modules["__main__"] = module
     sys.argv = [file, *call.arguments]
     values, gpus = requests.values, local_ranks(call.ranks or 1)
@@ -552,6 +571,7 @@ def _run(
         if call.stages is not None:
             stack.enter_context(prepared(call.stages.preparations()))
         stack.enter_context(observer.observing())
+        stack.enter_context(observer.loops.watching())
         stack.enter_context(observer.recorder)
         stack.enter_context(as_rank(call.ranks, observer, values.note_once, call.rank, call.stages))
         stack.enter_context(processes_inherit_gpu(traced))

@@ -39,6 +39,8 @@ from gpumemnet.units import MIB
 
 MORE_STEPS: Final = 64
 """Optimizer steps after the first ones."""
+REST_SECONDS: Final = 5.0
+"""Time for what follows these steps."""
 MORE_EVENTS: Final = 20_000
 """Allocations and releases after the first steps."""
 MORE_EVENTS_OF_GENERATION: Final = 100_000
