@@ -499,7 +499,11 @@ class ScriptObserver:
             known = set(map(id, trained))  # some scripts turn requires_grad off between steps
             frozen += self._state_bytes(optimizer, [each for each in held if id(each) not in known])
             stepped = self._stepped[id(optimizer)]
-            if trained and stepped < _STEPS:
+            wraps_another = any(
+                each.param_groups is optimizer.param_groups and self._stepped[id(each)] > stepped
+                for each in self._optimizers()
+            )
+            if trained and stepped < _STEPS and not wraps_another:
                 more = self._state_bytes(optimizer, trained)
                 left += more
                 sentences.append(

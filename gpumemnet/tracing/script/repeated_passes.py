@@ -27,6 +27,7 @@ from numpy import ndarray
 from torch import Tensor, nn
 
 from gpumemnet.torch_private.names import storage_id, without_function_modes
+from gpumemnet.torch_private.script import WITHOUT_MODES
 from gpumemnet.tracing.recorder import RecordedPass, Recorder
 
 _RUNS: Final = 3
@@ -166,7 +167,7 @@ class RepeatedPasses:
             before is not None
             and before.recorded.events == recorded.events
             and before.layouts == layouts
-            and repr(before.output) == repr(form)  # numbers that were read compare as conditions
+            and repr(before.output) == repr(form)
         )
         runs = before.runs + 1 if before is not None and is_equal else 1
         self._known[key] = _Known(recorded, form, layouts, runs)
@@ -225,18 +226,20 @@ def _key(value: Any) -> Hashable:
 
 def _inside(value: Any, depth: int = 2) -> Hashable:
     """What a function may read in an argument, and change there."""
-    if isinstance(value, _PLAIN):
-        return value
-    shape = getattr(value, "shape", None)
-    if isinstance(shape, tuple):
-        return type(value), tuple(shape)
+    if isinstance(value, _PLAIN):  # numbers that were read compare as conditions
+        return value if type(value) in _STATE else repr(value)
+    if isinstance(value, Tensor | ndarray):
+        return type(value), tuple(value.shape), value.dtype, getattr(value, "is_meta", False)
     held = value.values() if isinstance(value, dict) else value
-    if not isinstance(value, dict | list | tuple | set | deque):
+    is_collection = isinstance(value, dict | list | tuple | set | deque)
+    if not is_collection:
         held = getattr(value, "__dict__", {}).values()
-    state = _state(value) if isinstance(value, nn.Module) else ()
+    state: Hashable = ()
+    if isinstance(value, nn.Module):
+        state, held = _state(value), [each for each in held if type(each) is not dict]
     is_open = depth > 0 and len(held) <= _MOST_HELD
     inner = tuple(_inside(each, depth - 1) for each in held) if is_open else ()
-    return type(value), 0 if held is value else id(value), len(held), state, inner
+    return type(value), 0 if is_collection else id(value), len(held), state, inner
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +286,8 @@ def _filled(form: Any, tensors: list[Tensor]) -> Any:
     if isinstance(form, _Place):
         return tensors[form.number]
     if isinstance(form, _Zeros):
-        return deepcopy(form.values)
+        with WITHOUT_MODES.value()(), without_function_modes():
+            return deepcopy(form.values)
     if isinstance(form, tuple) and len(form) == 2 and isinstance(form[0], type):
         kind, entries = form
         return kind(**{name: _filled(entry, tensors) for name, entry in entries.items()})

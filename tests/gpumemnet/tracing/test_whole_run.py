@@ -290,6 +290,39 @@ for _ in range(9):
         0,
         200,
     ),
+    "phases": Case(  # the last of two networks that train: as "generator"
+        """
+def train(model):
+    optimizer = torch.optim.Adam(model.parameters())
+    for i in range(1000): step(optimizer, model(torch.randn(8, 4096).cuda()).mean())
+train(wide(1)); train(wide(8))
+""",
+        5 * 512,
+        5 * 512 + WORKSPACE + 4,
+        "optimizer of a later step",
+    ),
+    "planned": Case(  # plans without gradients; the batch has a row for each call: weights, gradients
+        """
+class Agent:
+    calls = 0
+    def __init__(self): self.model = wide(1)
+    @torch.no_grad()
+    def act(self, x):
+        for _ in range(1000): x = x * 2
+        return self.model(x).cpu()
+    @torch.no_grad()
+    def count(self, x):
+        self.calls += 1
+        return (x * 2).cpu()
+agent = Agent()
+for i in range(1000): agent.act(torch.ones(1, 4096).cuda())
+for i in range(512): agent.count(torch.ones(1, 4096).cuda())
+optimizer = torch.optim.SGD(agent.model.parameters(), lr=0.1)
+for i in range(3): step(optimizer, agent.model(torch.ones(agent.calls, 4096).cuda()).mean())
+""",
+        2 * 64 + 2 * 8,
+        2 * 64 + 3 * 8 + WORKSPACE,
+    ),
     "late": Case(  # [time, batch, width], of two lengths
         """
 import argparse
@@ -357,7 +390,7 @@ def test_the_whole_run_counts(name: str, answers: dict[str, Any]) -> None:
     assert isinstance(answer, dict), answer
     assert case.least <= answer["requested_bytes"] / MIB <= case.most
     assert case.note in " ".join(answer["notes"])
-    sizes = {"acting": 256, "late": 20}
+    sizes = {"acting": 256, "late": 20, "planned": 512}
     assert answer["batch_size"] == sizes.get(name, answer["batch_size"])
     false = {
         "late": "grows by",

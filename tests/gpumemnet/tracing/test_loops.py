@@ -1,0 +1,60 @@
+"""Which loops of a user's code are left early, without PyTorch."""
+
+from __future__ import annotations
+
+import ast
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gpumemnet.tracing.recorder import Recorder
+from gpumemnet.tracing.script import loops
+
+CODE = """
+def counted():
+    for i in range(100): yield i
+rounds, kept = 0, []
+{loop}
+"""
+
+
+@pytest.mark.parametrize(
+    ("loop", "rounds"),
+    [
+        ("for i in range(100): run(); rounds += 1", 16),
+        ("while rounds < 100: run(); rounds += 1\nelse: rounds += 1000", 1016),
+        ("for i in counted():\n    run(); rounds += 1\n    if i > 40: break", 16),
+        ("for i in range(2):\n    for k in range(100): run(); rounds += 1", 32),
+        ("for i in range(100): rounds += 1", 100),  # nothing runs on the GPU
+        ("for i in range(100): run(1); rounds += 1", 100),  # each round leaves a byte there
+        ("for i in range(100): run(most=i); rounds += 1", 100),
+        ("while len(kept) < 100: run(); rounds += 1; kept.append(i)", 100),
+        ("rounds = sum(1 for i in counted() if not run())", 100),
+        ("for i in range(100): run(); train(); rounds += 1", 100),
+        ("for i in range(100):\n    rounds += 1; run(); train()\n    if i == 50: enough()", 51),
+    ],
+)
+def test_loops_end_that_bring_nothing_new(
+    loop: str, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = SimpleNamespace(events=0, bytes=0, most=0, steps=0)
+
+    def run(kept_bytes: int = 0, most: int = 0) -> None:
+        gpu.events, gpu.bytes, gpu.most = gpu.events + 1, gpu.bytes + kept_bytes, most
+
+    recorder = SimpleNamespace(
+        now=lambda: gpu.events, top_since=lambda start: gpu.most, live_bytes=lambda: gpu.bytes
+    )
+    monkeypatch.setattr(loops, "_SECONDS", -1)
+    watched = loops.Loops(cast(Recorder, recorder), lambda: False, lambda: (gpu.steps, 0))
+    names: dict[str, Any] = {
+        "run": run,
+        "train": lambda: setattr(gpu, "steps", gpu.steps + 1),
+        "enough": lambda: setattr(watched, "has_trained", True),
+        "i": 0,
+    }
+    tree = loops.changed_loops(ast.parse(CODE.format(loop=loop)), "train.py")
+    with watched.watching():
+        exec(compile(tree, "train.py", "exec"), names)
+    assert names["rounds"] == rounds
