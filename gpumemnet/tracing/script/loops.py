@@ -12,54 +12,30 @@ from __future__ import annotations
 
 import ast
 import builtins
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from time import process_time
 from types import CodeType
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from unittest.mock import patch
 
 from gpumemnet.sandbox.user_code import is_user_code
 from gpumemnet.tracing.recorder import Recorder
+from gpumemnet.tracing.script.whole_run import called_name
 
-_Item = TypeVar("_Item")
-
-_NAME: Final = "_gpumemnet_loops"
+_NAME: Final = "_gpumemnet_rounds"
 _CALM_ROUNDS: Final = 16
 """Rounds that bring nothing new, after which a loop may be left that does not train."""
 _CALM_ROUNDS_OF_TRAINING: Final = 3
 _SECONDS: Final = 5.0
 """CPU time in such a loop before it is left: a loop that fills a buffer should come to its end."""
+_MORE_SECONDS: Final = 20.0
+"""The same for a loop that may train later: a name that is called there leads to ``backward``."""
 _LESS_SECONDS: Final = 1.0
 """The same after the first steps."""
-
-
-@dataclass(slots=True)
-class _Loop:
-    """A loop, over all times that it runs.
-
-    Attributes:
-        second: CPU time at the end of its last round.
-        event, steps, made: events, optimizer steps and optimizers at that time.
-        spent_seconds: CPU time in its rounds.
-        top_bytes: the most on the GPU in a round.
-        end_bytes: the same at the end of a round, since it began: rounds may gather tensors.
-        calm: its last rounds since it began that brought nothing new.
-        trains: whether it has trained since it began.
-    """
-
-    second: float = 0
-    event: int = 0
-    steps: int = 0
-    made: int = 0
-    spent_seconds: float = 0
-    top_bytes: int = 0
-    end_bytes: int = 0
-    calm: int = 0
-    trains: bool = False
 
 
 class Loops:
@@ -77,66 +53,64 @@ class Loops:
         is_inside: Callable[[], bool],
         trained: Callable[[], tuple[int, int]],
     ) -> None:
-        self._recorder = recorder
-        self._is_inside = is_inside
-        self._trained = trained
-        self._loops: dict[str, _Loop] = {}
+        self._recorder, self._is_inside, self._trained = recorder, is_inside, trained
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._tops: defaultdict[str, int] = defaultdict(int)
+        """Place of a loop → the most bytes on the GPU in a round."""
+        self._called: defaultdict[str, set[str]] = defaultdict(set)
+        """Place of a loop, or name of a function → names that it calls."""
+        self.training: set[str] = set()
+        """Loops that run and have trained."""
         self.has_stepped = self.has_trained = False
         """Whether the script has trained for its first steps, and for as long as is wanted."""
-        self.left: list[str] = []
+        self.left: dict[str, None] = {}
         """Loops that were left before the first steps."""
 
-    @property
-    def trains(self) -> bool:
-        """Whether a loop runs that trains."""
-        return any(loop.trains for loop in self._loops.values())
-
-    def begin(self, place: str) -> None:
-        """The loop at ``place`` begins."""
-        loop = self._loops.setdefault(place, _Loop())
-        loop.calm, loop.end_bytes, loop.trains = 0, 0, False
-        self._measure(loop)
-
-    def rounds(self, items: Iterable[_Item], place: str) -> Iterator[_Item]:
-        """Yield the items of a ``for`` loop, and keep none of them."""
-        iterator = iter(items)
-        self.begin(place)
+    def rounds(self, place: str, items: Iterable[Any] = iter(int, 1)) -> Iterator[Any]:
+        """Yield the items of a loop, keeping none of them; 0 for a ``while`` loop."""
+        iterator, calm, most_bytes = iter(items), 0, 0
+        second, event, (steps, made) = process_time(), self._recorder.now(), self._trained()
         try:
             while True:
                 yield next(iterator)
-                if not self.goes_on(place):
+                if self._recorder.now() == event or self._is_inside():
+                    continue
+                top, end = self._recorder.top_since(event), self._recorder.live_bytes()
+                before = second, steps, made
+                second, event, (steps, made) = process_time(), self._recorder.now(), self._trained()
+                is_new = top > self._tops[place] or end > most_bytes or made > before[2]
+                calm = 0 if is_new else calm + 1
+                self._tops[place], most_bytes = max(top, self._tops[place]), max(end, most_bytes)
+                self._seconds[place] += second - before[0]
+                if steps > before[1]:
+                    self.training.add(place)
+                if place in self.training:
+                    is_over = self.has_trained and calm >= _CALM_ROUNDS_OF_TRAINING
+                else:
+                    spent, least = self._seconds[place], _SECONDS
+                    if self.has_stepped:
+                        least = _LESS_SECONDS
+                    elif spent > least and self._may_train(place):
+                        least = _MORE_SECONDS
+                    is_over = calm >= _CALM_ROUNDS and spent > least
+                if is_over:
+                    self.left.update({} if self.has_stepped else {place: None})
                     break
         except StopIteration:
             pass
         finally:
-            self._loops[place].trains = False
+            self.training.discard(place)
 
-    def goes_on(self, place: str) -> bool:
-        """Whether the loop at ``place`` goes on after a round."""
-        loop = self._loops[place]
-        start = loop.event
-        if self._recorder.now() == start or self._is_inside():
-            return True
-        second, steps, made = loop.second, loop.steps, loop.made
-        self._measure(loop)
-        loop.spent_seconds += loop.second - second
-        top, end = self._recorder.top_since(start), self._recorder.live_bytes()
-        is_calm = top <= loop.top_bytes and end <= loop.end_bytes and loop.made == made
-        loop.calm = loop.calm + 1 if is_calm else 0
-        loop.top_bytes, loop.end_bytes = max(top, loop.top_bytes), max(end, loop.end_bytes)
-        loop.trains |= loop.steps > steps
-        if loop.trains:
-            is_over = self.has_trained and loop.calm >= _CALM_ROUNDS_OF_TRAINING
-        else:
-            least = _LESS_SECONDS if self.has_stepped else _SECONDS
-            is_over = loop.calm >= _CALM_ROUNDS and loop.spent_seconds > least
-        if is_over and not self.has_stepped and place not in self.left:
-            self.left.append(place)
-        return not is_over
+    def changed(self, tree: ast.Module, path: str) -> ast.Module:
+        """Return the code of a file with loops that can be left."""
+        return ast.fix_missing_locations(_Changing(Path(path).name, self._called).visit(tree))
 
-    def _measure(self, loop: _Loop) -> None:
-        loop.second, loop.event = process_time(), self._recorder.now()
-        loop.steps, loop.made = self._trained()
+    def _may_train(self, place: str) -> bool:
+        names, known = [place], {place}
+        for name in names:
+            names += self._called[name] - known
+            known |= self._called[name]
+        return "backward" in known
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -147,63 +121,47 @@ class Loops:
             path = loader.get_filename(name)
             if not is_user_code(path):
                 return get_code(loader, name)
-            tree = ast.parse(loader.get_data(path), path)
-            return compile(changed_loops(tree, path), path, "exec", dont_inherit=True)
+            tree = self.changed(ast.parse(loader.get_data(path), path), path)
+            return compile(tree, path, "exec", dont_inherit=True)
 
         with (
-            patch.object(builtins, _NAME, self, create=True),
+            patch.object(builtins, _NAME, self.rounds, create=True),
             patch.object(SourceFileLoader, "get_code", changed),
         ):
             yield
-
-
-def changed_loops(tree: ast.Module, path: str) -> ast.Module:
-    """Return the code of a file with loops that can be left."""
-    generators: set[ast.AST] = set()
-    _find_generators(tree, tree, generators)
-    _Changing(Path(path).name, generators).visit(tree)
-    return tree
-
-
-def _find_generators(node: ast.AST, function: ast.AST, found: set[ast.AST]) -> None:
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Yield | ast.YieldFrom):
-            found.add(function)
-        inner = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        _find_generators(child, child if inner else function, found)
 
 
 class _Changing(ast.NodeTransformer):
     """Changes the loops of a file; not those of generators, which others ask for items, and not
     those of code that a library compiles."""
 
-    def __init__(self, file: str, generators: set[ast.AST]) -> None:
-        self._file, self._generators = file, generators
+    def __init__(self, file: str, called: defaultdict[str, set[str]]) -> None:
+        self._file, self._called = file, called
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        self._called[node.name] |= set(map(called_name, ast.walk(node)))
         is_compiled = any("jit" in ast.unparse(each) for each in node.decorator_list)
-        return node if is_compiled or node in self._generators else self.generic_visit(node)
-
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
-        return node
-
-    def visit_For(self, node: ast.For) -> ast.AST:
-        node.iter = self._call("rounds", node.iter, node.iter, self._place(node))
+        if is_compiled or any(
+            isinstance(each, ast.Yield | ast.YieldFrom) for each in ast.walk(node)
+        ):
+            return node
         return self.generic_visit(node)
 
-    def visit_While(self, node: ast.While) -> Any:
-        if any(getattr(each, "id", "") == "len" for each in ast.walk(node.test)):
-            return self.generic_visit(node)  # it waits until something is long enough
-        place = self._place(node)
-        begin = self._call("begin", node, place)
-        goes_on = self._call("goes_on", node.test, place)
-        node.test = ast.copy_location(ast.BoolOp(ast.And(), [goes_on, node.test]), node.test)
-        return [ast.copy_location(ast.Expr(begin), node), self.generic_visit(node)]
+    def visit_For(self, node: ast.For) -> ast.AST:
+        node.iter = ast.copy_location(self._rounds(node, node.iter), node.iter)
+        return self.generic_visit(node)
 
-    def _place(self, node: ast.stmt) -> ast.expr:
-        return ast.Constant(f"{self._file} line {node.lineno}")
+    def visit_While(self, node: ast.While) -> ast.AST:
+        self.generic_visit(node)
+        names = {getattr(each, "id", "") for each in ast.walk(node.test)}
+        if node.orelse or "len" in names:  # it waits until something is long enough
+            return node
+        test = ast.If(ast.UnaryOp(ast.Not(), node.test), [ast.Break()], [])
+        body = [ast.copy_location(test, node.test), *node.body]
+        loop = ast.For(ast.Name("_round", ast.Store()), self._rounds(node), body, [])
+        return ast.copy_location(loop, node)
 
-    def _call(self, name: str, at: Any, *arguments: ast.expr) -> Any:
-        function = ast.Attribute(ast.Name(_NAME, ast.Load()), name, ast.Load())
-        call = ast.copy_location(ast.Call(function, list(arguments), []), at)
-        return ast.fix_missing_locations(call)
+    def _rounds(self, loop: ast.stmt, *items: ast.expr) -> ast.Call:
+        place = f"{self._file} line {loop.lineno}"
+        self._called[place] |= set(map(called_name, ast.walk(loop)))
+        return ast.Call(ast.Name(_NAME, ast.Load()), [ast.Constant(place), *items], [])

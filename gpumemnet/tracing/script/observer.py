@@ -470,7 +470,7 @@ class ScriptObserver:
         is_enough = events > most and all(
             self._stepped[id(each)] != 1 for each in self._optimizers()
         )
-        if (is_over or is_enough) and self.loops.trains and not self.loops.has_trained:
+        if (is_over or is_enough) and self.loops.training and not self.loops.has_trained:
             self.loops.has_trained = True
             shorten_alarm(REST_SECONDS)
         is_enough = (is_enough or is_over) and not self.loops.has_trained

@@ -7,8 +7,7 @@ So are functions that turn gradients off by a decorator, as those do that plan o
 A pass repeats another if the model is the same, and numbers, switches and words that its modules
 keep, the shapes of its tensors and its other arguments are equal: a model that counts its passes
 always runs.  It must also allocate and free the same in the same order, and leave nothing but its
-output.  A model that is called with other objects, such as a cache, always runs.  A function may be:
-what is in them, two levels deep, is then compared too, and must be as before when it returns.
+output.  What other arguments hold must be equal too, some levels deep, and as before when it returns.
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from copy import deepcopy
 from dataclasses import dataclass, is_dataclass
-from functools import partial, wraps
-from inspect import isfunction, isgeneratorfunction
+from functools import wraps
+from inspect import isfunction
 from typing import Any, Final
-from weakref import ref
 
 import torch
 from numpy import ndarray
@@ -34,6 +32,8 @@ _RUNS: Final = 3
 """How often equal passes run before they are recorded without running."""
 _WHOLE: Final = 6
 """How often all that equal passes allocate is recorded."""
+_DEPTH: Final = 4
+"""How deep arguments are compared."""
 _MOST_HELD: Final = 64
 """Of a larger collection only the length is compared."""
 _STATE: Final = frozenset({bool, int, float, str})
@@ -78,16 +78,30 @@ class RepeatedPasses:
         self._starting = starting
         self._known: dict[Hashable, _Known] = {}
 
-    def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what takes the place of ``Module.__call__``."""
+    def around(self, call: Callable[..., Any], *, turns_off: bool = False) -> Callable[..., Any]:
+        """Return what takes the place of ``Module.__call__``, or of a function that ``turns_off``
+        gradients."""
 
-        def run(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if torch.is_grad_enabled() or not self._is_outermost():
-                return call(module, *args, **kwargs)
-            return self._run(
-                partial(call, module, *args, **kwargs),
-                lambda: (ref(module), _state(module), _key((args, kwargs))),
-            )
+        @wraps(call)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            def key() -> Hashable:
+                with without_function_modes():
+                    return call, _settings(), _inside((args, kwargs), _DEPTH)
+
+            if not self._is_outermost() or (torch.is_grad_enabled() and not turns_off):
+                return call(*args, **kwargs)
+            before = key()
+            known = self._known.get(before)
+            if known is not None and known.runs >= _RUNS:
+                known.runs += 1
+                if known.runs <= _WHOLE:
+                    self._starting()
+                return self._again(known)
+            start = self._recorder.now()
+            output = call(*args, **kwargs)
+            if self._recorder.now() > start and key() == before:
+                self._learn(before, start, output)
+            return output
 
         return run
 
@@ -96,48 +110,10 @@ class RepeatedPasses:
 
         def decorated(context: Any, function: Any) -> Any:
             call = decorate(context, function)
-            is_plain = isfunction(function) and not isgeneratorfunction(function)
-            if not is_plain or not isinstance(context, torch.no_grad | torch.inference_mode):
-                return call
-            names = function.__code__.co_names
-
-            @wraps(call)
-            def run(*args: Any, **kwargs: Any) -> Any:
-                if not self._is_outermost():
-                    return call(*args, **kwargs)
-                return self._run(
-                    partial(call, *args, **kwargs),
-                    lambda: (
-                        call,
-                        tuple(_inside(function.__globals__.get(name), 0) for name in names),
-                        _inside((*args, *kwargs.items()), 3),
-                    ),
-                )
-
-            return run
+            turns_off = isinstance(context, torch.no_grad | torch.inference_mode)
+            return self.around(call, turns_off=True) if turns_off and isfunction(call) else call
 
         return decorated
-
-    def _run(self, call: Callable[[], Any], describe: Callable[[], tuple[Any, ...]]) -> Any:
-        def key() -> Hashable:
-            with without_function_modes():
-                return _settings(), *describe()
-
-        try:
-            before = key()
-        except _NotRepeatedError:
-            return call()
-        known = self._known.get(before)
-        if known is not None and known.runs >= _RUNS:
-            known.runs += 1
-            if known.runs <= _WHOLE:
-                self._starting()
-            return self._again(known)
-        start = self._recorder.now()
-        output = call()
-        if self._recorder.now() > start and key() == before:
-            self._learn(before, start, output)
-        return output
 
     def _learn(self, key: Hashable, start: int, output: Any) -> None:
         before = self._known.pop(key, None)
@@ -208,38 +184,27 @@ def _settings() -> Hashable:
     return torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
 
 
-def _key(value: Any) -> Hashable:
-    """A key that is equal for arguments of equal layouts."""
-    if isinstance(value, Tensor):
-        if type(value) not in (Tensor, nn.Parameter) or value.layout is not torch.strided:
-            raise _NotRepeatedError
-        order = sorted(range(value.ndim), key=value.stride, reverse=True)
-        return value.shape, value.is_contiguous(), tuple(order), value.dtype, value.is_meta
-    if isinstance(value, tuple | list):
-        return (type(value), *map(_key, value))
-    if type(value) is dict:
-        return tuple((name, _key(entry)) for name, entry in value.items())
-    if isinstance(value, _PLAIN):
-        return value
-    raise _NotRepeatedError
-
-
-def _inside(value: Any, depth: int = 2) -> Hashable:
-    """What a function may read in an argument, and change there."""
+def _inside(value: Any, depth: int) -> Hashable:
+    """What a call may read in an argument, and change there."""
+    if isinstance(value, Tensor | ndarray):
+        order: tuple[int, ...] = ()
+        if isinstance(value, Tensor) and value.layout is torch.strided:
+            order = tuple(sorted(range(value.ndim), key=value.stride, reverse=True))
+        is_meta = getattr(value, "is_meta", False)
+        return type(value), tuple(value.shape), order, value.dtype, is_meta
     if isinstance(value, _PLAIN):  # numbers that were read compare as conditions
         return value if type(value) in _STATE else repr(value)
-    if isinstance(value, Tensor | ndarray):
-        return type(value), tuple(value.shape), value.dtype, getattr(value, "is_meta", False)
-    held = value.values() if isinstance(value, dict) else value
-    is_collection = isinstance(value, dict | list | tuple | set | deque)
-    if not is_collection:
-        held = getattr(value, "__dict__", {}).values()
+    if isinstance(value, dict):
+        return tuple(value), _inside([*value.values()], depth)
+    held, identity = value, 0
+    if not isinstance(value, list | tuple | set | deque):
+        held, identity = getattr(value, "__dict__", {}).values(), id(value)
     state: Hashable = ()
     if isinstance(value, nn.Module):
         state, held = _state(value), [each for each in held if type(each) is not dict]
     is_open = depth > 0 and len(held) <= _MOST_HELD
     inner = tuple(_inside(each, depth - 1) for each in held) if is_open else ()
-    return type(value), 0 if is_collection else id(value), len(held), state, inner
+    return type(value), identity, len(held), state, inner
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,16 +214,6 @@ class _Place:
     number: int
 
 
-class _Zeros:
-    """A copy on the host of what has no values."""
-
-    def __init__(self, values: Any) -> None:
-        self.values = values
-
-    def __repr__(self) -> str:
-        return f"{type(self.values)} {self.values.shape} {self.values.dtype}"
-
-
 def _form(value: Any, found: list[Tensor]) -> Any:
     """Return ``value`` with a place for each tensor, which is added to ``found``."""
     if (
@@ -266,7 +221,7 @@ def _form(value: Any, found: list[Tensor]) -> Any:
         and not getattr(value, "is_meta", False)
         and not value.any()
     ):
-        return _Zeros(value)
+        return value  # a copy on the host of what has no values
     if isinstance(value, Tensor):
         if type(value) is not Tensor or not value.is_meta or value.layout is not torch.strided:
             raise _NotRepeatedError
@@ -285,9 +240,9 @@ def _filled(form: Any, tensors: list[Tensor]) -> Any:
     """Return an output of this form."""
     if isinstance(form, _Place):
         return tensors[form.number]
-    if isinstance(form, _Zeros):
+    if isinstance(form, Tensor | ndarray):
         with WITHOUT_MODES.value()(), without_function_modes():
-            return deepcopy(form.values)
+            return deepcopy(form)
     if isinstance(form, tuple) and len(form) == 2 and isinstance(form[0], type):
         kind, entries = form
         return kind(**{name: _filled(entry, tensors) for name, entry in entries.items()})

@@ -54,7 +54,6 @@ from gpumemnet.tracing.result import HostMemory, PhasePeak, TraceAnswer
 from gpumemnet.tracing.script.branches import USUAL, Assumptions
 from gpumemnet.tracing.script.gpu import GpuRequests, present_gpu
 from gpumemnet.tracing.script.libraries import prepared
-from gpumemnet.tracing.script.loops import changed_loops
 from gpumemnet.tracing.script.models import TrainedModel
 from gpumemnet.tracing.script.observer import EnoughSteps, ScriptObserver
 from gpumemnet.tracing.script.processes import (
@@ -341,12 +340,6 @@ def run_script(call: ScriptCall) -> ScriptRun:
     def observed(run: Callable[[], None]) -> ScriptRun:
         """Run the script, or a process of it, and return what it has shown."""
         ended, error_text = "", ""
-
-        def has_left_loops(what: str) -> bool:
-            return bool(observer.loops.left) and observer.take_lower_bound(
-                f"the script did not train after it left the loops at {', '.join(observer.loops.left)}, whose rounds were alike: {what}"
-            )
-
         try:
             run()
         except EnoughSteps:
@@ -364,25 +357,23 @@ def run_script(call: ScriptCall) -> ScriptRun:
             if isinstance(error.__context__, Exception):  # such as of Hydra
                 ended = error_text = fault_sentence(error.__context__)
         except Exception as error:
-            if observer.first is None and not has_left_loops(fault_sentence(error)):
+            if observer.first is None and not observer.loops.left:
                 raise ExtractError(
                     f"the script cannot be traced: {fault_sentence(error)}{_remedy(error, call)}"
                 ) from error
-            if observer.first is not None and not isinstance(
-                error, StopIteration
-            ):  # of a loader that has ended early
+            if not isinstance(error, StopIteration):  # of a loader that has ended early
                 error_text = fault_sentence(error)
         if error_text and not observer.loops.has_trained:
             observer.notes["error"] = (
-                f"an error ended the script after the first steps, and what follows is not in the answer: {error_text}"
+                f"an error ended the script, and what follows is not in the answer: {error_text}"
             )
         if observer.loops.has_trained:
             stop_alarm()
         if not observer.has_enough_steps:
             # Where a condition is not as usual, it may be why nothing is trained.
-            is_bound = (
-                observer.is_lower_bound or has_left_loops(observer.missing)
-            ) and call.assumptions == USUAL
+            if observer.loops.left and not observer.has_stepped:
+                observer.take_lower_bound("the script did not train once it had left loops")
+            is_bound = observer.is_lower_bound and call.assumptions == USUAL
             if not observer.has_stepped and not is_bound:
                 raise CodeEndedError(f"{observer.missing}{ended and f'; it ended at {ended}'}")
             observer.end_early()
@@ -479,7 +470,7 @@ def _shown(
         values.note_once(
             f"{', '.join(lines[:5])}: runs at a later step than the {whole.steps:,} that were traced, and is not in the answer"
         )
-    if observer.loops.left and not observer.is_lower_bound:
+    if observer.loops.left:
         values.note_once(
             f"before the first steps, loops were left after rounds that took nothing more on the GPU: {', '.join(observer.loops.left)}; "
             "what they gather on the host is less than in the run"
@@ -548,7 +539,7 @@ def _run(
     traced: Callable[[Callable[[], None]], None],
 ) -> None:
     file, platform = str(module.__file__), call.platform
-    code = compile_file(Path(file), lambda tree: changed_loops(call.change(tree), file))
+    code = compile_file(Path(file), lambda tree: observer.loops.changed(call.change(tree), file))
     sys.modules["__main__"] = module
     sys.argv = [file, *call.arguments]
     values, gpus = requests.values, local_ranks(call.ranks or 1)

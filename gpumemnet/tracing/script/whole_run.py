@@ -413,7 +413,7 @@ def later_lines(files: Iterable[Path], steps: int, made: Iterable[str]) -> list[
             continue
         loops = [node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While)]
         for nodes in map(list, map(ast.walk, loops)):
-            called: dict[str, Any] = {_called(node): node for node in nodes}
+            called: dict[str, Any] = {called_name(node): node for node in nodes}
             lines = [
                 node
                 for name, node in called.items()
@@ -438,7 +438,8 @@ def _trains(name: str) -> bool:
     return "step" in name or "backward" in name
 
 
-def _called(node: ast.AST) -> str:
+def called_name(node: ast.AST) -> str:
+    """The last name of what a call calls; empty for other code."""
     function = getattr(node, "func", None)
     return getattr(function, "attr", getattr(function, "id", ""))
 
