@@ -103,7 +103,8 @@ class Loops:
 
     def changed(self, tree: ast.Module, path: str) -> ast.Module:
         """Return the code of a file with loops that can be left."""
-        return ast.fix_missing_locations(_Changing(Path(path).name, self._called).visit(tree))
+        changed: ast.Module = _Changing(Path(path).name, self._called).visit(tree)
+        return ast.fix_missing_locations(changed)
 
     def _may_train(self, place: str) -> bool:
         names, known = [place], {place}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import shlex
 from pathlib import Path
@@ -59,7 +60,7 @@ def test_constants_with_such_a_name_are_changed(tmp_path: Path) -> None:
     setting = find_setting(script, [], 8)
     assert setting == BatchSetting("", 8, (2, 4, 5, 7))
     names: dict[str, object] = {"__name__": "train"}
-    exec(setting.code(script, 9), names)
+    exec(compile(setting.change(ast.parse(script.read_text()), 9), "train.py", "exec"), names)
     assert names["found"] == (9, 9, 9, 9, 8, {"per_batch": 9}, 8)
     assert setting.arguments(["--epochs", "8"], 9) == ["--epochs", "8"]
 
