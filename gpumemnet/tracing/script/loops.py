@@ -81,7 +81,7 @@ class Loops:
                 is_new = top > self._tops[place] or end > most_bytes or made > before[2]
                 calm = 0 if is_new else calm + 1
                 self._tops[place], most_bytes = max(top, self._tops[place]), max(end, most_bytes)
-                self._seconds[place] += second - before[0]
+                self._seconds[place] += max(second - before[0], 0)  # a fork begins at 0
                 if steps > before[1]:
                     self.training.add(place)
                 if place in self.training:

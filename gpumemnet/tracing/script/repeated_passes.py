@@ -94,8 +94,7 @@ class RepeatedPasses:
             known = self._known.get(before)
             if known is not None and known.runs >= _RUNS:
                 known.runs += 1
-                if known.runs <= _WHOLE:
-                    self._starting()
+                self._starting()
                 return self._again(known)
             start = self._recorder.now()
             output = call(*args, **kwargs)
