@@ -158,7 +158,11 @@ class ScriptObserver:
         self.first: Timeline | None = None
         """The record of the first steps, once they are over."""
         self.loaders = Loaders(
-            lambda: self.first is not None, self._gives, resized, self.recorder.holds
+            lambda: self.first is not None,
+            self.live_bytes,
+            self._gives,
+            resized,
+            self.recorder.holds,
         )
         self.step_names: dict[int, str] = {}
         """Step → the batch that it trains on, where that was chosen."""

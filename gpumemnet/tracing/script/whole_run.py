@@ -114,6 +114,7 @@ class Loaders:
 
     Args:
         goes_on: whether the first steps are over.
+        live_bytes: returns the bytes on the GPU now.
         gives: called with what a batch is, before the script gets it.
         resized: a batch size, and the one to put in its place.
         holds: whether a tensor is on the GPU.
@@ -122,11 +123,12 @@ class Loaders:
     def __init__(
         self,
         goes_on: Callable[[], bool],
+        live_bytes: Callable[[], int],
         gives: Callable[[str], None],
         resized: tuple[int, int] | None,
         holds: Callable[[Tensor], bool],
     ) -> None:
-        self.goes_on = goes_on
+        self.goes_on, self.live_bytes = goes_on, live_bytes
         self._holds = holds
         self.gives = gives
         self._resized = resized
@@ -154,7 +156,8 @@ class Loaders:
 
     def again(self, loader: DataLoader[Any]) -> Any:
         """Return the first batch of a loader, ``None`` if others had other shapes."""
-        return deepcopy(self._copies.get(loader, [None])[-1])
+        with WITHOUT_MODES.value()(), without_function_modes():
+            return deepcopy(self._copies.get(loader, [None])[-1])
 
     def chosen(self, loader: DataLoader[Any]) -> list[Any]:
         """Return what an epoch gives, its first batch last, and which samples: the longest batch
@@ -249,7 +252,10 @@ class _Batches:
     ) -> None:
         self._loader, self._begin, self._loaders = loader, begin, loaders
         self._left: list[tuple[str, Any]] | None = None
-        self._given = 0
+        self._given = self._live_bytes = self._count = 0
+        with suppress(TypeError):  # a stream of samples
+            self._count = len(loader)
+        self._last_second = monotonic() + _SECONDS
 
     def __iter__(self) -> _Batches:
         return self
@@ -260,22 +266,25 @@ class _Batches:
 
     def __next__(self) -> Any:
         self._given += 1
-        if self._loaders.goes_on():
+        before, self._live_bytes = self._live_bytes, self._loaders.live_bytes()
+        left, is_known = self._count - self._given, self._loaders.goes_on()
+        if is_known:
             if self._left is None:
                 self._left = self._loaders.chosen(self._loader)
-            if self._left:
-                what, numbers = self._left.pop()
-            elif asks_once(sys._getframe(1)) and self._given <= len(self._loader):
-                numbers = None  # the code has counted batches
-            else:
-                raise StopIteration
+            what, numbers = self._left.pop() if self._left else ("", None)
             if numbers is not None:
                 self._loaders.gives(what)
                 return _collated(self._loader, numbers)
-            known = self._loaders.again(self._loader)
-            if known is not None:
-                return known
-        return self._loaders.given(self._loader, next(self._batches))
+            gathers = (self._live_bytes - before) * left >= MIB and not torch.is_grad_enabled()
+            # The code has counted batches, or keeps something of each.
+            if not what and not (left >= 0 and (gathers or asks_once(sys._getframe(1)))):
+                raise StopIteration
+        elif self._given > _SAMPLED and monotonic() > self._last_second:
+            is_known = self._count > 0  # what the code computes of them is not traced
+            if is_known and left < 0:
+                raise StopIteration
+        known = self._loaders.again(self._loader) if is_known else None
+        return self._loaders.given(self._loader, next(self._batches)) if known is None else known
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._batches, name)

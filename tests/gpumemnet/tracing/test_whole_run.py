@@ -120,7 +120,7 @@ for epoch in range(2):
     for (x,) in DataLoader(data, batch_size=8):
         step(optimizer, cross_entropy(model(x.cuda()).flatten(0, 1), x.cuda().flatten()))
     with torch.no_grad():
-        kept = torch.cat([model(x.cuda()) for (x,) in DataLoader(data, batch_size=256)])
+        kept = torch.cat([model(x.cuda()) for (x,) in DataLoader(data, batch_size=16)])
 """,
         3 * 512 * 128 * 1000 * 4 / MIB,
         3 * 512 * 128 * 1000 * 4 / MIB + 4 * WORKSPACE,
