@@ -365,15 +365,15 @@ class Recorder(DispatchMode):
         """Return the bytes of all tensors that are on the GPU now."""
         return sum(self._storages[index].size_bytes for index in self._live.values())
 
-    def top_since(self, start: int) -> int:
-        """Return the most bytes on the GPU since the event ``start``."""
-        level = top = self.live_bytes()
+    def levels_since(self, start: int) -> tuple[int, int]:
+        """Return the most bytes on the GPU since the event ``start``, and those now."""
+        level = top = end = self.live_bytes()
         for event in reversed(self._events[start:]):
             if event != EMPTY_CACHE:
                 size = self._storages[max(event, ~event)].size_bytes
                 level += -size if event >= 0 else size
                 top = max(top, level)
-        return top
+        return top, end
 
     def entered_module(self, module: object) -> None:
         """Callback for :class:`ModulePath`: autograd nodes made from here on belong to the module

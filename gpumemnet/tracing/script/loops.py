@@ -75,7 +75,7 @@ class Loops:
                 yield next(iterator)
                 if self._recorder.now() == event or self._is_inside():
                     continue
-                top, end = self._recorder.top_since(event), self._recorder.live_bytes()
+                top, end = self._recorder.levels_since(event)
                 before = second, steps, made
                 second, event, (steps, made) = process_time(), self._recorder.now(), self._trained()
                 is_new = top > self._tops[place] or end > most_bytes or made > before[2]

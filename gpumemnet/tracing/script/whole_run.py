@@ -275,7 +275,7 @@ class _Batches:
             if numbers is not None:
                 self._loaders.gives(what)
                 return _collated(self._loader, numbers)
-            gathers = (self._live_bytes - before) * left >= MIB and not torch.is_grad_enabled()
+            gathers = (self._live_bytes - before) * (left + 1) >= MIB and not torch.is_grad_enabled()
             # The code has counted batches, or keeps something of each.
             if not what and not (left >= 0 and (gathers or asks_once(sys._getframe(1)))):
                 raise StopIteration

@@ -44,7 +44,7 @@ def test_loops_end_that_bring_nothing_new(
         gpu.events, gpu.bytes, gpu.most = gpu.events + 1, gpu.bytes + kept_bytes, most
 
     recorder = SimpleNamespace(
-        now=lambda: gpu.events, top_since=lambda start: gpu.most, live_bytes=lambda: gpu.bytes
+        now=lambda: gpu.events, levels_since=lambda start: (gpu.most, gpu.bytes)
     )
     monkeypatch.setattr(loops, "_SECONDS", -1)
     watched = loops.Loops(cast(Recorder, recorder), lambda: False, lambda: (gpu.steps, 0))
