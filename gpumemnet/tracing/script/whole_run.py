@@ -275,7 +275,9 @@ class _Batches:
             if numbers is not None:
                 self._loaders.gives(what)
                 return _collated(self._loader, numbers)
-            gathers = (self._live_bytes - before) * (left + 1) >= MIB and not torch.is_grad_enabled()
+            gathers = (self._live_bytes - before) * (
+                left + 1
+            ) >= MIB and not torch.is_grad_enabled()
             # The code has counted batches, or keeps something of each.
             if not what and not (left >= 0 and (gathers or asks_once(sys._getframe(1)))):
                 raise StopIteration
@@ -436,7 +438,9 @@ def later_lines(files: Iterable[Path], steps: int, made: Iterable[str]) -> list[
                 ]
                 # A test that is met before a step of training counts something else than those.
                 met = [
-                    wait for node, wait in waits if any(map(_trains, map(_called, ast.walk(node))))
+                    wait
+                    for node, wait in waits
+                    if any(map(_trains, map(called_name, ast.walk(node))))
                 ]
                 lines += [node.test for node, wait in waits if wait > max(steps, *met, 0)]
             found += [f"{file.name} line {node.lineno}" for node in lines]
