@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -18,18 +19,26 @@ from functools import wraps
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Thread, active_count
+from types import FrameType
 from typing import IO, Any, Final
 from unittest.mock import patch
+
+from gpumemnet.sandbox.user_code import is_user_code
 
 _WRITES: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 _LASTING: Final = frozenset(
     {
         *("os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate"),
         *("os.system", "os.fork", "os.forkpty", "os.posix_spawn", "subprocess.Popen"),
-        *("socket.__new__", "sqlite3.connect", "open", "os.mkdir"),
+        *("socket.connect", "sqlite3.connect", "open", "os.mkdir"),
     }
 )
 """Python's audit events of what lasts."""
+_BEGINNING: Final = (
+    *((os, "pipe"), (socket, "socketpair")),
+    *((Thread, "start"), (BaseProcess, "__init__")),
+)
+"""The same where there is no event."""
 _EXIT: Final = os._exit
 _own = 0
 
@@ -59,8 +68,15 @@ class _Requests:
 
     @property
     def may_be_continued(self) -> bool:
-        """Whether a copy of this process would be one of all of it."""
-        return os.getpid() == self._process and active_count() == 1
+        """Whether a copy of this process would be one of all of it: it has no other thread, and no
+        process that it has started."""
+        if os.getpid() != self._process or active_count() > 1:
+            return False
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return True
+        return False
 
     def continued(self) -> dict[str, Any]:
         """Answer the request, and each later one, in a copy of this process; return it there."""
@@ -127,15 +143,18 @@ class Checkpoint:
             return
         sys.addaudithook(self._noticed)  # which stays
         with ExitStack() as stack:
-            for owner, name in ((os, "pipe"), (Thread, "start"), (BaseProcess, "__init__")):
-                stack.enter_context(patch.object(owner, name, self._before(getattr(owner, name))))
+            for owner, name in _BEGINNING:
+                stack.enter_context(patch.object(owner, name, self._before(owner, name)))
             yield
         self._is_ahead = False
 
-    def _before(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _before(self, owner: Any, name: str) -> Callable[..., Any]:
+        function = getattr(owner, name)
+
         @wraps(function)
         def called(*args: Any, **kwargs: Any) -> Any:
-            self.reach()
+            if owner in (Thread, BaseProcess) or not _imports_library():
+                self.reach()
             return function(*args, **kwargs)
 
         return called
@@ -146,7 +165,19 @@ class Checkpoint:
                 return
             if event == "os.mkdir" and Path(os.fsdecode(arguments[0])).is_dir():
                 return
-            self.reach()
+            if not _imports_library():
+                self.reach()
+
+
+def _imports_library() -> bool:
+    """Whether an installed package is imported: it may ask a program where another library is, or
+    try whether it can write."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_user_code(frame.f_code.co_filename):
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _lasts(path: Any) -> bool:

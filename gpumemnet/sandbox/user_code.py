@@ -19,6 +19,7 @@ import gpumemnet
 
 _MAX_TEXT: Final = 300
 _MOST_CALLS: Final = 6
+_INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 
 
 class UnknownValueError(RuntimeError):
@@ -163,7 +164,9 @@ def _library_folders(with_torch: bool) -> frozenset[str]:
 
 @cache
 def _lies_in(filename: str, folders: frozenset[str]) -> bool:
-    return any(Path(filename).is_relative_to(folder) for folder in folders)
+    path = Path(filename)
+    is_installed = not _INSTALLED.isdisjoint(path.parts)  # in another environment, say
+    return is_installed or any(path.is_relative_to(folder) for folder in folders)
 
 
 def _short_path(filename: str) -> str:

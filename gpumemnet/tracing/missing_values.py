@@ -13,8 +13,8 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from types import FrameType
+from functools import cache, partial
+from types import CodeType, FrameType
 from typing import Any, Final
 
 import numpy as np
@@ -23,7 +23,7 @@ from torch import Tensor
 
 import gpumemnet
 from gpumemnet.extract.placement import NEEDS_VALUES, READS_VALUE_BELOW, MissingValues, one
-from gpumemnet.sandbox.user_code import UnknownValueError
+from gpumemnet.sandbox.user_code import UnknownValueError, is_user_code
 from gpumemnet.torch_private import script as names
 from gpumemnet.torch_private.names import aten, schema, tree_leaves
 from gpumemnet.tracing.script.branches import Place, place_of
@@ -38,19 +38,31 @@ _MAX_TIMES: Final = 10_000
 
 _BETWEEN: Final = (*gpumemnet.__path__, *names.WRAPPER_FILES, *names.METHOD_FILES)
 """Files that stand between the code that reads a value and :class:`ReadValues`."""
-_NOT_MODELS: Final = (names.TORCH_FOLDER, *np.__path__)
-"""Folders of code that allocates nothing else on the GPU, whatever way it goes."""
 
 
 def running_place() -> Place | None:
     """Return the place in the script or in a library of models that reads a value; ``None`` in
-    PyTorch itself and in NumPy."""
+    PyTorch itself, and in libraries without it: they allocate nothing, whatever way they go."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
         frame = frame.f_back
-    if frame is None or frame.f_code.co_filename.startswith(_NOT_MODELS):
+    if frame is None or frame.f_code.co_filename.startswith(names.TORCH_FOLDER):
         return None
-    return place_of(frame)
+    package = str(frame.f_globals.get("__name__")).partition(".")[0]
+    return place_of(frame) if _is_own(frame.f_code) or _uses_torch(package) else None
+
+
+@cache
+def _is_own(code: CodeType) -> bool:
+    return is_user_code(code.co_filename)
+
+
+@cache
+def _uses_torch(package: str) -> bool:
+    return any(
+        name.partition(".")[0] == package and getattr(module, "__dict__", {}).get("torch") is torch
+        for name, module in list(sys.modules.items())
+    )
 
 
 class GuessedValues(MissingValues):
