@@ -39,6 +39,7 @@ _LEAVES: Final = (ast.Continue, ast.Break, ast.Return, ast.Raise)
 _SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)
 _TESTS: Final = (ast.Compare, ast.If, ast.IfExp, ast.While, ast.BoolOp, ast.Match, ast.Subscript)
 _CHOOSES: Final = (ast.Return, *_TESTS)
+_FINITE: Final = ("isnan", "isinf", "isfinite")
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,9 +222,13 @@ def _is_chosen(node: ast.AST, parents: dict[ast.AST, ast.AST | None]) -> bool:
     """Whether a value that is read at ``node`` decides how the code goes on: in a test, or by the
     name that it gets."""
     names: set[str] = set()
+    if any(map(_is_no_choice, (node, *_ancestors(node, parents)))):
+        return False
     for parent in _ancestors(node, parents):
-        if isinstance(parent, _CHOOSES):
+        tested = getattr(parent, "test", getattr(parent, "subject", node))
+        if isinstance(parent, _CHOOSES) and tested is node:
             return True
+        node = parent
         if isinstance(parent, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.NamedExpr):
             targets = parent.targets if isinstance(parent, ast.Assign) else [parent.target]
             names |= {
@@ -235,11 +240,18 @@ def _is_chosen(node: ast.AST, parents: dict[ast.AST, ast.AST | None]) -> bool:
         if isinstance(parent, _SCOPES):
             tests = [each for each in ast.walk(parent) if isinstance(each, _TESTS)]
             return any(
-                isinstance(each, ast.Name) and each.id in names
+                isinstance(each, ast.Name) and each.id in names and not _is_no_choice(parents[each])
                 for test in tests
                 for each in ast.walk(getattr(test, "test", getattr(test, "subject", test)))
             )
     return False
+
+
+def _is_no_choice(node: ast.AST | None) -> bool:
+    """Whether a call asks for finite numbers, as all are, or a slice is taken."""
+    if isinstance(node, ast.Subscript):
+        return any(isinstance(each, ast.Slice) for each in ast.walk(node.slice))
+    return isinstance(node, ast.Call) and ast.unparse(node.func).endswith(_FINITE)
 
 
 class Decisions:

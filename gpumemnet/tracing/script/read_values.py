@@ -64,6 +64,7 @@ _OR: Final = _functions("logical_or", "bitwise_or", "__or__", "__ror__")
 _AND: Final = _functions("logical_and", "bitwise_and", "__and__", "__rand__")
 _EQUAL: Final = _functions("eq", "__eq__")
 _UNEQUAL: Final = _functions("ne", "__ne__")
+_ADDS: Final = _functions("add", "__add__", "__radd__")
 _COUNTS: Final = _functions("sum", "count_nonzero")
 _KEEPS_COUNT: Final = _functions(
     "clone", "detach", "long", "int", "to", "max", "view", "reshape", "__getitem__"
@@ -338,6 +339,8 @@ class ReadValues(MissingValues):
             and not last.is_floating_point()
         ):
             self._counts[last] = self._value_of(given)
+        elif func in _ADDS and type(args[-1]) is int and not last.is_floating_point():
+            self._counts[last] = self._counts.get(args[0], 0) + args[-1]  # the end of a slice, say
         truth = self._truth(func, args)
         if truth is not None:
             self._truths[last] = truth
@@ -430,6 +433,8 @@ def _comparing(compare: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     def compared(self: Any, other: Any) -> Any:
         if not isinstance(other, int | float):
             return NotImplemented
+        if other is self or not math.isfinite(other):  # whether it is a number, or infinite
+            return compare(self.usual, _usual(other))
         place = running_place()
         if place is not None and not place.compares and compare in (operator.eq, operator.ne):
             self.values.branch_at(place)
