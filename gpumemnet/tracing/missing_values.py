@@ -262,6 +262,10 @@ def _packed(sequence: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Any, 
     ), f"was taken to get samples of {steps:,} steps"
 
 
+def _not_nested(*tensors: Any) -> tuple[Any, str]:
+    return False, "was taken to be false: positions of padding are computed too"
+
+
 _GUESSES: Final[Mapping[str, _Guess]] = {
     "aten::_local_scalar_dense": _scalar,
     "aten::is_nonzero": _true,
@@ -275,6 +279,7 @@ _GUESSES: Final[Mapping[str, _Guess]] = {
     "aten::unique_dim": _unique_dim,
     "aten::unique_consecutive": _unique_consecutive,
     "aten::_pack_padded_sequence": _packed,
+    "aten::_nested_tensor_from_mask_left_aligned": _not_nested,
     "torchvision::nms": _all_boxes,
 }
 

@@ -86,6 +86,7 @@ _KNOWN: Final = frozenset(
     }
 )
 """Functions that make tensors whose values do not depend on others."""
+_NEW: Final = frozenset({Tensor.new_zeros, Tensor.new_ones, Tensor.new_full})
 _FILLED: Final = frozenset({torch.empty, torch.zeros, torch.ones, torch.full})
 _SPARSE_CONSTRUCTORS: Final = frozenset(
     {torch.sparse_coo_tensor, torch.sparse_csr_tensor, torch.sparse_csc_tensor}
@@ -243,6 +244,10 @@ class GpuRequests(TorchFunctionMode):
         result = func(*args, **named)
         if given is not None:
             self._observer.stays_deferred(given, result)
+            if func in _NEW and result.is_meta and result.numel() <= MOST_NUMBERS:
+                self.numbers.keep(
+                    result, func(torch.empty(0, dtype=given.dtype), *args[1:], **named)
+                )
         if func in _RANDOM:
             self._random[result] = None
         if args:

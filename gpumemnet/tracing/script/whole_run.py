@@ -9,6 +9,7 @@ it takes there beyond its first steps is part of the answer.
 from __future__ import annotations
 
 import ast
+import random
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,10 +24,11 @@ from time import monotonic
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 from gpumemnet.allocator import EMPTY_CACHE
 from gpumemnet.extract.module_calls import tensors_in
@@ -52,6 +54,8 @@ _KERNELS: Final = ("fused", "foreach", "capturable")
 _SAMPLED: Final = 32
 """Samples that tell whether all are of one size."""
 _READ: Final = 4096
+_DRAWS: Final = 24
+"""Batches of two samples that tell whether a collate function draws their size."""
 _SECONDS: Final = 3.0
 """Time to read samples of one data set."""
 _ITERATE: Final = TorchName("torch.utils.data:DataLoader.__iter__")
@@ -307,7 +311,8 @@ def _longest_and_last(loader: DataLoader[Any]) -> tuple[Sequence[int] | None, Se
             if number not in sizes and monotonic() < end:
                 sizes[number] = _size(data[number])
         if len(set(sizes.values())) == 1:
-            return None, last
+            has_draws = len({size for size, _ in _draws(loader, batches[0])}) > 1
+            return batches[0] if has_draws else None, last
     longest = max(
         batches, key=lambda batch: max((sizes.get(number, 0) for number in batch), default=0)
     )
@@ -337,13 +342,48 @@ def _size(sample: Any) -> int:
 
 
 def _collated(loader: DataLoader[Any], numbers: Sequence[int]) -> Any:
+    """Return a batch of these samples, the largest of those that the collate function draws."""
+    before = _random_states()
+    _, states = max(_draws(loader, numbers), key=lambda draw: draw[0], default=(0, before))
+    try:
+        _set_random_states(states)
+        return loader.collate_fn(_samples(loader, numbers))
+    finally:
+        _set_random_states(before)
+
+
+def _samples(loader: DataLoader[Any], numbers: Sequence[int]) -> Any:
     data: Any = loader.dataset
-    samples = (
-        data.__getitems__(numbers)
-        if hasattr(data, "__getitems__")
-        else [data[number] for number in numbers]
-    )
-    return loader.collate_fn(samples)
+    if hasattr(data, "__getitems__"):
+        return data.__getitems__(numbers)
+    return [data[number] for number in numbers]
+
+
+def _draws(loader: DataLoader[Any], numbers: Sequence[int]) -> list[tuple[int, tuple[Any, ...]]]:
+    """Return sizes of a small batch that a collate function of the user's draws, each with the
+    states of random numbers that lead to it."""
+    found: list[tuple[int, tuple[Any, ...]]] = []
+    if loader.collate_fn is default_collate:
+        return found
+    before = _random_states()
+    with suppress(Exception):  # it may need more samples
+        few = _samples(loader, numbers[:2])
+        for _ in range(_DRAWS):
+            states = _random_states()
+            found.append((_size(loader.collate_fn(deepcopy(few))), states))
+    _set_random_states(before)
+    return found
+
+
+def _random_states() -> tuple[Any, ...]:
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 - scripts use them
+
+
+def _set_random_states(states: tuple[Any, ...]) -> None:
+    for put, state in zip(
+        (random.setstate, np.random.set_state, torch.set_rng_state), states, strict=True
+    ):
+        put(state)
 
 
 class Generation:

@@ -53,6 +53,10 @@ CONDITIONS = {
     "rounds": "n = int((x[:, 0] > 0).sum())\nkeep = [block(4) for _ in range(n)]",
     "waiting": "while x.norm() > 1: keep = None; keep = block(256)",
     "ended_early": "n = 0\nwhile True:\n    n += 1\n    if x.norm() < 1: break\nkeep = block(256)",
+    "padding": (
+        "e = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 1).cuda().eval()\n"
+        "with torch.no_grad(): e(x.view(64, 32, 8), src_key_padding_mask=x[:, :32] > 0)\nkeep = block(256)"
+    ),
     "check": "assert loss < 100 and x.abs().max() < 1e4\nif loss > 100: raise ValueError\nkeep = block(256)",
     "equal_copies": 'assert (x == x.clone()).all(), "copies"\nkeep = block(256)',
     "rank": "rank = (x[0].argsort() == i + x[0].argmax()).nonzero()\nassert rank.size(0) == 1\nkeep = block(256)",
@@ -63,6 +67,7 @@ CONDITIONS = {
     "labels": (
         "y = torch.tensor([[0.0], [1.0], [1.0]]).cuda()\nm = torch.ones(2, 4, device='cuda')\n"
         "m[:, 2:] = 0\nn = sum(y.view(-1).tolist()) + len(m.nonzero()) + int((y > 0).sum())\n"
+        "n += int(torch.triu(x.new_ones(2, 2)).bool().sum()) - 3\n"
         "keep = [block(32) for _ in range(int(n))]"
     ),
     "sliced": (  # and what is printed, or asked whether it is finite, decides nothing
