@@ -165,12 +165,17 @@ def declare_torchvision_operators() -> object:
     return library
 
 
+def storage_of(tensor: Tensor) -> torch.UntypedStorage:
+    """The storage of a tensor."""
+    try:
+        return tensor.untyped_storage()
+    except NotImplementedError:  # one of the tensors that torch.vmap computes with
+        return storage_of(torch._C._functorch.get_unwrapped(tensor))
+
+
 def storage_id(tensor: Tensor) -> int:
     """A number that views of one tensor share, and that no other living storage has."""
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except NotImplementedError:  # one of the tensors that torch.vmap computes with
-        return storage_id(torch._C._functorch.get_unwrapped(tensor))
+    return id_of_storage(storage_of(tensor))
 
 
 def id_of_storage(storage: torch.UntypedStorage) -> int:

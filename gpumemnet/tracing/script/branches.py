@@ -38,6 +38,8 @@ SECONDS: Final = 30.0
 _LEAVES: Final = (ast.Continue, ast.Break, ast.Return, ast.Raise)
 _SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)
 _TESTS: Final = (ast.Compare, ast.If, ast.IfExp, ast.While, ast.BoolOp, ast.Match, ast.Subscript)
+_ORDERS: Final = ("max", "min", "sorted")
+"""Functions of Python that compare numbers and return them."""
 _CHOOSES: Final = (ast.Return, *_TESTS)
 _FINITE: Final = ("isnan", "isinf", "isfinite")
 
@@ -130,6 +132,8 @@ def _place(code: CodeType, instruction: int, line: int) -> Place:
         compares=isinstance(node, ast.Compare | ast.MatchValue),
         compared_with=_turning_number(node, parents),
     )
+    if isinstance(node, ast.Call) and getattr(node.func, "id", "") in _ORDERS:
+        return replace(place, usual=False, is_settled=True)
     is_negated = False
     while (parent := parents[node]) is not None and not isinstance(parent, ast.stmt):
         if isinstance(parent, ast.IfExp) and node is parent.test and _chooses_a_number(parent):
@@ -225,8 +229,7 @@ def _is_chosen(node: ast.AST, parents: dict[ast.AST, ast.AST | None]) -> bool:
     if any(map(_is_no_choice, (node, *_ancestors(node, parents)))):
         return False
     for parent in _ancestors(node, parents):
-        tested = getattr(parent, "test", getattr(parent, "subject", node))
-        if isinstance(parent, _CHOOSES) and tested is node:
+        if isinstance(parent, _CHOOSES) and _deciding(parent, node) is node:
             return True
         node = parent
         if isinstance(parent, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.NamedExpr):
@@ -242,7 +245,7 @@ def _is_chosen(node: ast.AST, parents: dict[ast.AST, ast.AST | None]) -> bool:
             return any(
                 isinstance(each, ast.Name) and each.id in names and not _is_no_choice(parents[each])
                 for test in tests
-                for each in ast.walk(getattr(test, "test", getattr(test, "subject", test)))
+                for each in ast.walk(_deciding(test, test))
             )
     return False
 
@@ -252,6 +255,12 @@ def _is_no_choice(node: ast.AST | None) -> bool:
     if isinstance(node, ast.Subscript):
         return any(isinstance(each, ast.Slice) for each in ast.walk(node.slice))
     return isinstance(node, ast.Call) and ast.unparse(node.func).endswith(_FINITE)
+
+
+def _deciding(test: ast.AST, other: ast.AST) -> ast.AST:
+    """The part of a test that decides: what is asked, or the index of an element; else ``other``."""
+    parts = [getattr(test, name, None) for name in ("test", "subject", "slice")]
+    return next((part for part in parts if part is not None), other)
 
 
 class Decisions:

@@ -40,6 +40,7 @@ from gpumemnet.torch_private.names import (
     part_on_rank,
     replaced,
     storage_id,
+    storage_of,
 )
 from gpumemnet.torch_private.script import BACKWARD, DECORATE, GRADIENTS, MODULE_CALL, OPTIMIZER
 from gpumemnet.torch_private.training import fill_history
@@ -271,7 +272,7 @@ class ScriptObserver:
             return _GPU
         if held.layout != torch.strided:
             return _HOST if dense_parts(held) else _GPU
-        if held.numel() and not held.untyped_storage().nbytes():  # freed, to be allocated again
+        if held.numel() and not storage_of(held).nbytes():  # freed, to be allocated again
             return _GPU
         return _META if storage_id(held) in self._deferred else _HOST
 
@@ -302,7 +303,7 @@ class ScriptObserver:
     def deferred(self, tensor: Tensor) -> None:
         """The script allocates a weight on the meta device: it takes no memory until it is
         moved."""
-        storage = tensor.untyped_storage()
+        storage = storage_of(tensor)
         self._deferred[id_of_storage(storage)] = storage
 
     def stays_deferred(self, given: Tensor, result: object) -> None:
@@ -311,7 +312,7 @@ class ScriptObserver:
             return
         if self.device_of(given) == _META and self.device_of(result) == _HOST:
             self.deferred(result)
-            self.recorder.host.left(result.untyped_storage())
+            self.recorder.host.left(storage_of(result))
 
     def on_host(self, module: nn.Module) -> None:
         """Weights of a module take memory on the host from now on."""
