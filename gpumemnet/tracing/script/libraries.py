@@ -104,6 +104,9 @@ def preparations(
         "transformers.modeling_utils": lambda module: _take_flash(module, note),
         "transformers.modeling_flash_attention_utils": _flash_package,
         "transformers.integrations.hub_kernels": lambda module: _flash_kernels(module, note),
+        "kernels": lambda module: _flash_kernels(module, note),
+        "torch.nn.attention.flex_attention": lambda module: _take_flex(module, note),
+        "torchvision.extension": lambda module: vars(module).update(_assert_has_ops=int),
     }
 
 
@@ -187,9 +190,27 @@ def _flash_kernels(module: Any, note: Callable[[str], None]) -> None:
         if "flash-attn" not in name:
             return get_kernel(name, *args, **options)
         note(_STANDS_IN)
-        return SimpleNamespace(**_KERNELS)
+        kernels = SimpleNamespace(**_KERNELS)
+        kernels.flash_attn_interface = kernels  # of version 3
+        return kernels
 
     module.get_kernel = get
+
+
+def _take_flex(module: Any, note: Callable[[str], None]) -> None:
+    """Let flex attention allocate what its compiled kernel does: attention that is not compiled
+    holds all scores."""
+
+    def flex_attention(
+        query: Any, key: Any, value: Any, *options: Any, return_lse: bool = False, **named: Any
+    ) -> Any:
+        note("PyTorch's own flash attention stands in for flex attention's compiled kernel")
+        out, sums = _flash(query, key, value, scale=named.get("scale"))[:2]
+        if named.get("return_aux") is not None:
+            return out, module.AuxOutput(lse=sums, max_scores=None)
+        return (out, sums) if return_lse else out
+
+    module.flex_attention = flex_attention
 
 
 def _take_flash(module: Any, note: Callable[[str], None]) -> None:
@@ -209,6 +230,13 @@ def _flash_package(module: Any) -> None:
             vars(module)[each] = vars(module).get(each) or function
 
 
+def _flash(*inputs: Any, causal: bool = False, scale: float | None = None) -> Any:
+    import torch
+
+    attend = torch.ops.aten._scaled_dot_product_flash_attention
+    return attend(*inputs, 0.0, causal, scale=scale)
+
+
 def _attend_in_row(query: Any, key: Any, value: Any, **options: Any) -> Any:
     return _attend(query[None], key[None], value[None], **options)[0]
 
@@ -222,11 +250,8 @@ def _attend(
     causal: bool = False,
     **options: object,
 ) -> Any:
-    import torch
-
-    attend = torch.ops.aten._scaled_dot_product_flash_attention
     heads = [each.transpose(1, 2) for each in (query, key, value)]
-    return attend(*heads, 0.0, causal, scale=softmax_scale)[0].transpose(1, 2)
+    return _flash(*heads, causal=causal, scale=softmax_scale)[0].transpose(1, 2)
 
 
 _KERNELS: Final = {"flash_attn_func": _attend, "flash_attn_varlen_func": _attend_in_row}

@@ -26,10 +26,13 @@ for i in range(4):
 CONDITIONS = {
     "truth": "if loss: keep = block(256)",
     "comparison": "if x.sum() > 0: keep = block(256)",
-    "any": "if torch.vmap(lambda row: (row > 3).to(row.device))(x).any(): keep = block(256)",
+    "any": (
+        "within = torch.vmap(lambda row: (row > 3).to(row.device) & row.new_zeros(1).bool()[:1].contiguous())\n"
+        "if within(x).any(): keep = block(256)"
+    ),
     "all": "if (x > 0).all(): keep = block(256)",
     "not_all": "if not (x > 0).all(): keep = block(256)",
-    "item": "value = loss.item() if x.max() > 0 else 0.0\nif value > 5: keep = block(256)",
+    "item": "value = loss.item() if x.max() > 0 else 0.0\nbest = max([best, value][1:])\nif value > 5: keep = block(256)",
     "int": "if int(loss) == 3: keep = block(256)",
     "float": "if float(loss) > 300: keep = block(256)",
     "otherwise": "if x.sum() > 0: pass\nelse: keep = block(256)",
