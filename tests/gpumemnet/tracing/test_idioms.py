@@ -32,7 +32,7 @@ CONDITIONS = {
     ),
     "all": "if (x > 0).all(): keep = block(256)",
     "not_all": "if not (x > 0).all(): keep = block(256)",
-    "item": "value = loss.item() if x.max() > 0 else 0.0\nbest = max([best, value][1:])\nif value > 5: keep = block(256)",
+    "item": "value = loss.item() if x.max() > 0 else 0.0\nbest = max(best, value)\nif value > 5: keep = block(256)",
     "int": "if int(loss) == 3: keep = block(256)",
     "float": "if float(loss) > 300: keep = block(256)",
     "otherwise": "if x.sum() > 0: pass\nelse: keep = block(256)",
