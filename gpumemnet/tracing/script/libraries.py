@@ -106,7 +106,7 @@ def preparations(
         "transformers.integrations.hub_kernels": lambda module: _flash_kernels(module, note),
         "kernels": lambda module: _flash_kernels(module, note),
         "torch.nn.attention.flex_attention": lambda module: _take_flex(module, note),
-        "torchvision.extension": lambda module: vars(module).update(_assert_has_ops=int),
+        "torchvision.extension": lambda module: setattr(module, "_assert_has_ops", int),
     }
 
 
