@@ -72,6 +72,8 @@ RECORD_STREAM: Final = TorchName("torch:Tensor.record_stream")
 """To accept streams of the simulated GPU."""
 MODULE_TO: Final = TorchName("torch.nn:Module.to")
 """To move modules to the simulated GPU."""
+MODULE_APPLY: Final = TorchName("torch.nn:Module._apply")
+"""To put others in the place of a module's tensors."""
 SET_THREADS: Final = TorchName("torch:set_num_threads")
 """To let 8 ranks share fewer cores."""
 PARSE_TO: Final = TorchName("torch._C._nn:_parse_to")

@@ -84,8 +84,16 @@ class Compiler:
         if options.get("disable"):
             return model
         if names.is_disabled():
-            self._note(_LEFT_OUT)
-            return model
+            if isinstance(model, nn.Module):
+                self._note(_LEFT_OUT)
+                return model
+
+            @wraps(model)
+            def left_out(*args: Any, **kwargs: Any) -> Any:  # libraries have some that never run
+                self._note(_LEFT_OUT)
+                return model(*args, **kwargs)
+
+            return left_out
         if backend != "inductor":
             self._note(f"torch.compile with the backend {backend!r} was left out")
             return model

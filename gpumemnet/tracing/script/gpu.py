@@ -328,7 +328,7 @@ class GpuRequests(TorchFunctionMode):
             converted = convert() if is_on_gpu or not given.is_meta else self._on_host(convert)
             self._observer.stays_deferred(given, converted)
         if is_meta(device) and not _called_from(names.TORCH_FOLDER):  # accelerate's empty weights
-            return self._to_meta(converted)
+            return self.to_meta(converted)
         if device is None or (is_on_gpu and _stands_for_gpu(device)):
             if converted is given and (copies or "memory_format" in named):
                 return given.to(
@@ -341,7 +341,7 @@ class GpuRequests(TorchFunctionMode):
             return self._to_gpu(converted)
         return self._to_host("Tensor.to", converted) if is_on_gpu else converted
 
-    def _to_meta(self, tensor: Tensor) -> Tensor:
+    def to_meta(self, tensor: Tensor) -> Tensor:
         """A tensor that takes no memory until it is moved, in the place of ``tensor``."""
         if self._observer.device_of(tensor) == _META:
             return tensor
@@ -531,7 +531,8 @@ def present_gpu(
 
     def to(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         target, dtype, _ = _parse_target(args, kwargs, observer)
-        if target is not None and _stands_for_gpu(target):
+        is_away = is_meta(target) and not _called_from(names.TORCH_FOLDER)
+        if target is not None and _stands_for_gpu(target) and not is_away:
             observer.module_arrived(module)
             move_module(
                 module,
@@ -543,7 +544,10 @@ def present_gpu(
             return module
         if target is not None:
             first = next(iter(module.parameters()), None)
-            if first is not None and observer.device_of(first) == GPU:
+            if is_away:
+                with without_function_modes():
+                    names.MODULE_APPLY.value()(module, requests.to_meta)
+            elif first is not None and observer.device_of(first) == GPU:
                 values.note("Module.to moved a module to the host; it was left on the GPU")
             args = tuple(arg for arg in args if not isinstance(arg, str | torch.device))
             kwargs.pop("device", None)

@@ -16,6 +16,7 @@ from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from linecache import getlines
+from operator import le
 from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any, Final, NoReturn
 
@@ -101,6 +102,7 @@ def preparations(
         _FLASH: lambda module: note(_STANDS_IN),
         "huggingface_hub.hf_api": lambda module: _push_nothing(module, note),
         "bitsandbytes.cuda_specs": without_library,
+        "transformers.trainer": lambda module: _accumulate_once(module, note),
         "transformers.modeling_utils": lambda module: _take_flash(module, note),
         "transformers.modeling_flash_attention_utils": _flash_package,
         "transformers.integrations.hub_kernels": lambda module: _flash_kernels(module, note),
@@ -282,6 +284,36 @@ def _shard_in_place(module: Any) -> None:
         return prepare(accelerator, model)
 
     module.fsdp2_prepare_model = prepare_in_place
+
+
+def _accumulate_once(module: Any, note: Callable[[str], None]) -> None:
+    """Let passes whose gradients a Trainer adds up take no time where their batch is no larger than
+    that of an earlier pass of the step, which found gradients, too: they take no more memory."""
+    run: Callable[..., Any] = module.Trainer.training_step
+    passes: list[tuple[dict[str, Any], Any]] = []
+
+    def step(trainer: Any, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+        is_counted = trainer.is_deepspeed_enabled or not isinstance(inputs, Mapping)
+        given = {} if is_counted else inputs
+        shapes = {name: tuple(getattr(each, "shape", ())) for name, each in given.items()}
+        if shapes and not trainer.accelerator.sync_gradients:
+            for earlier, loss in passes[1:]:
+                if earlier.keys() == shapes.keys() and all(
+                    len(earlier[name]) == len(shape) and all(map(le, shape, earlier[name]))
+                    for name, shape in shapes.items()
+                ):
+                    note(
+                        "passes whose gradients are added up were left out where their batch is no larger than "
+                        "that of an earlier pass of the step"
+                    )
+                    return loss
+        loss = run(trainer, model, inputs, *args, **options)
+        passes.append((shapes, loss))
+        if trainer.accelerator.sync_gradients:
+            passes.clear()
+        return loss
+
+    module.Trainer.training_step = step
 
 
 _HANDLES: Final = ("Index", "UUID", "PciBusId", "Serial")

@@ -375,9 +375,11 @@ class ScriptObserver:
         make_optimizer: Callable[..., None] = OPTIMIZER.value()
 
         def observed_backward(*args: Any, **kwargs: Any) -> None:
+            is_inner = self._passing  # of a checkpointed part, say
             with self._backward_pass(tensors_in(args)):
                 backward(*args, **kwargs)
-                self._classify_gradients()
+                if not is_inner:
+                    self._classify_gradients()
 
         def observed_gradients(*args: Any, **kwargs: Any) -> tuple[Tensor | None, ...]:
             if (
@@ -497,7 +499,11 @@ class ScriptObserver:
         sentences = []
         for optimizer in self._optimizers():
             parameters = [each for group in optimizer.param_groups for each in group["params"]]
-            held = [each for each in parameters if self.device_of(each) == _GPU]
+            held = [
+                each
+                for each in parameters
+                if self.device_of(each) == _GPU and (each.is_floating_point() or each.is_complex())
+            ]  # others, such as those in 4 bits, have no gradient
             trained = [each for each in held if each.requires_grad or each in optimizer.state]
             known = set(map(id, trained))  # some scripts turn requires_grad off between steps
             frozen += self._state_bytes(optimizer, [each for each in held if id(each) not in known])

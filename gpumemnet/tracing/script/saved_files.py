@@ -105,12 +105,19 @@ class SavedFiles:
         copyfile = shutil.copyfile
 
         def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-            if isinstance(mode, str) and "w" in mode and "b" in mode:
+            if kwargs.get("opener"):  # tempfile names a folder; the opener makes the file in it
+                stream = self._open(file, mode, *args, **kwargs)
+                path = _path(f"/proc/self/fd/{stream.fileno()}")
+                self._opened.add(path)
+                if self._is_gpu_used():
+                    self._temporary.add(path)
+                return stream
+            if isinstance(mode, str) and "b" in mode and set(mode) & set("wx"):
                 self._back_up(file)
                 self._opened.add(_path(file))
                 if self._is_gpu_used() and isinstance(_path(file), Path):
                     self._temporary.add(_path(file))
-            elif isinstance(mode, str) and set(mode) & set("wa+"):
+            elif isinstance(mode, str) and set(mode) & set("wax+"):
                 self._keep_copy(file)
             return self._open(file, mode, *args, **kwargs)
 

@@ -13,7 +13,9 @@ from tests.gpumemnet.tracing import script_child
 STEP = """import math, torch
 from torch import nn
 model = nn.Linear(256, 256).cuda()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+nn.Linear(16384, 16384).to("meta")
+bits = nn.Parameter(torch.zeros(4, dtype=torch.uint8, device="cuda"), requires_grad=False)
+optimizer = torch.optim.SGD([*model.parameters(), bits], lr=0.1)
 def block(mib): return torch.zeros(mib * 2**18, device="cuda")
 total, best = 0.0, 1e9
 for i in range(4):

@@ -4,10 +4,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
+from gpumemnet.gpu import device_profile
+from gpumemnet.tracing.script.libraries import preparations
 from gpumemnet.units import MIB
 from tests.gpumemnet.tracing import script_child
 
@@ -423,3 +427,20 @@ for _ in range(2): step(optimizer, model(next(loader).cuda()).mean())
     (tmp_path / "train.py").write_text(HEAD + script)
     assert script_child.traced(tmp_path / "train.py", (), None)["batch_size"] == 1
     assert 2 <= len(made.read_text()) <= 4
+
+
+def test_a_trainer_runs_no_further_pass_of_a_step_with_a_batch_that_is_no_larger() -> None:
+    ran: list[int] = []
+
+    class Trainer:
+        is_deepspeed_enabled = False
+        accelerator = SimpleNamespace(sync_gradients=False)
+
+        def training_step(self, model: None, inputs: dict[str, torch.Tensor]) -> None:
+            ran.append(inputs["ids"].shape[1])
+
+    ready = preparations(device_profile("H200"), lambda: (0, 0), 1, lambda note: None)
+    ready["transformers.trainer"](SimpleNamespace(Trainer=Trainer))
+    for length in (9, 5, 5, 8, 7, 3):
+        Trainer().training_step(None, {"ids": torch.zeros(2, length)})
+    assert ran == [9, 5, 8]

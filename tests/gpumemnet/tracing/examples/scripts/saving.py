@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
@@ -39,7 +40,11 @@ torch.save([torch.ones(3)], buffer)
 
 model = nn.Linear(64, 32).cuda()
 optimizer = torch.optim.Adam(model.parameters())
-for _ in range(3):
+for step in range(3):
+    with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+        file.write(b"a cache")
+    with open(folder / "runs" / f"{step}.diff", "x") as file:  # noqa: PTH123
+        file.write("+")
     model(torch.ones(8, 64).cuda()).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
