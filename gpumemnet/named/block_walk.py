@@ -28,12 +28,10 @@ from gpumemnet.physics.step_memory import (
     segment_cost,
 )
 
-_PASSED_ON: Final = ("add", "identity")
-"""Kinds whose backward pass hands their gradient on."""
 _NORM_TEMPORARIES: Final = 3
 """Tensors in fp32 of an RMS norm's backward pass in single operations, at once."""
-_BIAS_SUM_BYTES: Final = 2**20
-"""Partial sums of a bias's gradient, for each multiprocessor at most
+_BIAS_SUM_BYTES: Final = 108 * 2**20
+"""Most partial sums of a bias's gradient: 1 MiB for each multiprocessor, here of an A100
 (:mod:`gpumemnet.tracing.operators.reductions`)."""
 
 _OVERWRITTEN: Final = KindRule(saves_output=True)
@@ -140,19 +138,18 @@ class BlockMemory:
         self.trained: list[tuple[float, float]] = []
 
 
-def block_memory(section: Section, method: Method, multiprocessors: int) -> BlockMemory:
+def block_memory(section: Section, method: Method) -> BlockMemory:
     """What a block holds: the walk without gradients is the forward pass of one that is recomputed.
 
     Args:
         section: the block.
         method: how it is trained.
-        multiprocessors: of the GPU.
     """
-    found = _BlockWalk(section, method, multiprocessors, records=True).walk()
+    found = _BlockWalk(section, method, records=True).walk()
     if method.checkpointing and section.is_checkpointed:
         found.is_recomputed = True
         found.backward = np.maximum(found.backward, found.forward)
-        first = _BlockWalk(section, method, multiprocessors, records=False)
+        first = _BlockWalk(section, method, records=False)
         first.walk_forward()
         found.forward = np.array(first.live.peak)
         found.saved = tensors(section.input_elements * method.batch_size * method.outer_bytes)
@@ -160,9 +157,7 @@ def block_memory(section: Section, method: Method, multiprocessors: int) -> Bloc
 
 
 class _BlockWalk:
-    def __init__(
-        self, section: Section, method: Method, multiprocessors: int, *, records: bool
-    ) -> None:
+    def __init__(self, section: Section, method: Method, *, records: bool) -> None:
         self.section, self.method, self.records = section, method, records
         self.batch, self.is_inner = method.batch_size, section.is_checkpointed
         self.live = _Live()
@@ -177,7 +172,6 @@ class _BlockWalk:
         self.output_bytes = {"linear": compute, "attention": compute, "embedding": outer}
         self.output_bytes["loss"] = FULL_BYTES
         self.special = {"linear": self._linear, "attention": self._attention, "loss": self._loss}
-        self.bias_sum_bytes = multiprocessors * _BIAS_SUM_BYTES
 
     def walk(self) -> BlockMemory:
         """Returns what the block holds."""
@@ -280,7 +274,6 @@ class _BlockWalk:
         is_liger, raised = method.kernels == "liger", float(FULL_BYTES * elements)
         use, sources = _Use(), operator.inputs
         if operator.kind == "rotary":
-            use.forward = [] if is_liger else [self._bytes(at)] * 2
             return use
         if operator.kind == "rms_norm" and is_liger:
             return _Use([*sources], backward=[method.compute_bytes * elements])
@@ -324,7 +317,7 @@ class _BlockWalk:
             use.keep(operator.inputs, cast)
             if operator.parameters > matrix:  # a bias
                 sums = 2.0 * FULL_BYTES * operator.elements * self.batch
-                use.backward.append(min(sums, self.bias_sum_bytes))
+                use.backward.append(min(sums, _BIAS_SUM_BYTES))
         if self._is_dequantised(operator):
             use.forward.append(compute * matrix)
             use.backward.append(compute * matrix)
@@ -387,13 +380,9 @@ class _BlockWalk:
             use.own = [scores, raised if compute < FULL_BYTES else 0]
             use.forward, use.backward = [scores], [scores] * 2
             return use
-        narrow = [each for each in inputs[1:] if self.elements.get(each, elements) < elements]
         use.own = [FULL_BYTES * (operator.elements // operator.width) * self.batch]
         use.own += [compute * self.elements[each] for each in wide]  # autocast's copies
-        use.own += [compute * elements for each in narrow if method.attention == "memory_efficient"]
         use.backward.append(FULL_BYTES * elements)
-        if narrow:
-            use.backward += [compute * elements] * 2
         return use
 
     def _loss(self, at: int, operator: Operator, widest: int) -> _Use:
@@ -411,7 +400,7 @@ class _BlockWalk:
         use = _Use(own=[probabilities])
         use.forward = [FULL_BYTES * logits] * (is_raised and compute < FULL_BYTES)
         use.forward += [method.logits_bytes * logits] * method.shifts_logits
-        use.backward = [probabilities] * (2 * (method.library != "litgpt"))
+        use.backward = [probabilities] * 2
         return use
 
     # ---- backward
@@ -427,29 +416,18 @@ class _BlockWalk:
                 if operator.kind == "loss":  # one of them becomes the gradient of the logits
                     live.drop(*held)
                     held = []
-                self._propagate(operator, gradient, gradients)
+                self._propagate(operator, gradients)
                 live.drop(*held, gradient)
             live.drop(*saved)
 
-    def _propagate(
-        self, operator: Operator, gradient: _Tensor, gradients: dict[int, _Tensor]
-    ) -> None:
+    def _propagate(self, operator: Operator, gradients: dict[int, _Tensor]) -> None:
         """Adds the gradients of an operator's inputs to those that are there."""
         live = self.live
         for source in sorted(set(operator.inputs)):
             if not self.needs_gradient.get(source):
                 continue
-            new, other = gradient, gradients.get(source)
-            if operator.kind in _PASSED_ON:
-                new.holders += 1
-            else:
-                new = live.take(self._bytes(source))
-            if other is not None and other.holders == 1:  # which the sum overwrites
+            new = live.take(self._bytes(source))
+            if source in gradients:  # the sum overwrites it
                 live.drop(new)
-                continue
-            if other is not None:
-                live.drop(other)
-                if new is gradient:
-                    live.drop(new)
-                    new = live.take(self._bytes(source))
-            gradients[source] = new
+            else:
+                gradients[source] = new

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 from gpumemnet.errors import ExtractError, MissingExtraError
 from gpumemnet.gpu import DeviceProfile
 from gpumemnet.job.training_job import OPTIMIZERS
-from gpumemnet.named.architectures import is_decoder
 from gpumemnet.named.catalogue import NamedModel
 from gpumemnet.named.methods import EIGHT_BIT, Method
 from gpumemnet.named.step_walk import PARTS, ProcessPeak
@@ -33,7 +32,6 @@ from gpumemnet.tracing.api import (
 
 if TYPE_CHECKING:
     from gpumemnet.named.real_model import RealModel
-    from gpumemnet.tracing.timeline import Timeline
     from gpumemnet.tracing.training_loop import Recording
 
 PURPOSE: Final = "the exact depth of fit"
@@ -47,14 +45,6 @@ _PARTS: Final = {
     "communication": "workspace_bytes",
 }
 """Memory class of a trace → part of an answer."""
-
-
-_FEW_BLOCKS: Final = 5
-_UNEQUAL_BLOCKS: Final = (
-    *("layer_types", "sliding_window", "first_k_dense_replace", "mlp_only_layers", "text_config"),
-    *("attention_chunk_size", "no_rope_layers", "attention_layers"),
-)
-"""Keys of configurations whose blocks may differ."""
 
 
 def exact_peak(
@@ -158,39 +148,6 @@ def needs_bitsandbytes(method: Method) -> bool:
     return method.is_quantised or method.optimizer in EIGHT_BIT[:1]
 
 
-def _lengthened(
-    config: Mapping[str, Any],
-    method: Method,
-    traced: Callable[[Mapping[str, Any], None], tuple[RealModel, Timeline]],
-) -> tuple[RealModel, Timeline] | None:
-    """Trace few blocks and repeat their events; ``None`` where blocks differ, or where five blocks
-    lengthened by one are not six."""
-    from gpumemnet.named.repeated_blocks import is_equal, lengthened, with_ordered_frees
-
-    blocks = config.get("num_hidden_layers")
-    if method.gpus > 1 or not is_decoder(config.get("model_type")) or type(blocks) is not int:
-        return None
-    if blocks < 2 * _FEW_BLOCKS or any(config.get(key) for key in _UNEQUAL_BLOCKS):
-        return None
-    short, shorter = (
-        traced({**config, "num_hidden_layers": _FEW_BLOCKS + n}, None) for n in (1, 0)
-    )
-    real, less = short[0], shorter[0]
-    if real.blocks is None:
-        return None
-    orders = [with_ordered_frees(each, real.blocks) for _, each in (shorter, short)]
-    once = lengthened(orders[0], real.blocks, 1)
-    if once is None or not is_equal(once, orders[1]):
-        return None
-    more = blocks - _FEW_BLOCKS - 1
-    timeline = lengthened(orders[1], real.blocks, more)
-    if timeline is None:
-        return None
-    real.parameters += more * (real.parameters - less.parameters)
-    real.trained_parameters += more * (real.trained_parameters - less.trained_parameters)
-    return real, timeline
-
-
 def _in_child(document: dict[str, Any]) -> dict[str, Any]:
     method = Method(**document["method"])
     request = request_from_dict(document["trace"])
@@ -198,7 +155,7 @@ def _in_child(document: dict[str, Any]) -> dict[str, Any]:
     notes = checked_torch()
     from gpumemnet.extract.module_calls import as_model_inputs
     from gpumemnet.launchers.rank_program import train_on_rank, unwrapped
-    from gpumemnet.named.real_model import built, check_total
+    from gpumemnet.named.real_model import built
     from gpumemnet.named.real_quantised import patches
     from gpumemnet.tracing.losses_and_optimizers import optimizer_factory
     from gpumemnet.tracing.model_tracer import result_of_run
@@ -210,28 +167,28 @@ def _in_child(document: dict[str, Any]) -> dict[str, Any]:
     options = request.options
     platform = Platform.of(request.gpu, options)
 
-    def traced(config: Mapping[str, Any], total: int | None) -> tuple[RealModel, Timeline]:
-        """Trace the only GPU, or the first of several as accelerate or DeepSpeed runs it."""
-        made: list[RealModel] = []
+    config = document["config"]
+    made: list[RealModel] = []
+    total = config.get("built_by_transformers_5.23", document["parameters"])
 
-        def train(loop: Callable[[RealModel, TraceOptions], Any]) -> Any:
-            real = built(document["name"], config, total, method)
-            made.append(real)
-            _LOG.info("tracing training steps")
-            with patches(real.module, method):
-                return loop(real, replace(options, own_optimizer=real.optimizer))
+    def train(loop: Callable[[RealModel, TraceOptions], Any]) -> Any:
+        real = built(document["name"], config, total, method)
+        made.append(real)
+        _LOG.info("tracing training steps")
+        with patches(real.module, method):
+            return loop(real, replace(options, own_optimizer=real.optimizer))
 
-        def on_rank(real: RealModel, own: TraceOptions) -> None:
-            factory = optimizer_factory(own, {})
-            train_on_rank(real.module, real.inputs, factory, method, own.gradient_accumulation)
+    def on_rank(real: RealModel, own: TraceOptions) -> None:
+        factory = optimizer_factory(own, {})
+        train_on_rank(real.module, real.inputs, factory, method, own.gradient_accumulation)
 
-        def alone(real: RealModel, own: TraceOptions) -> Recording:
-            inputs = as_model_inputs(real.inputs, method.batch_size)
-            return record(real.module, inputs, own, platform)
+    def alone(real: RealModel, own: TraceOptions) -> Recording:
+        inputs = as_model_inputs(real.inputs, method.batch_size)
+        return record(real.module, inputs, own, platform)
 
-        if method.gpus == 1:
-            timeline = train(alone).timeline
-            return made[0], timeline
+    if method.gpus == 1:
+        timeline = train(alone).timeline
+    else:  # the first of several, as accelerate or DeepSpeed runs it
         call = ScriptCall(
             script=Path(__file__),
             arguments=(),
@@ -242,12 +199,7 @@ def _in_child(document: dict[str, Any]) -> dict[str, Any]:
             program=partial(train, on_rank),
         )
         timeline = run_script(call).timeline
-        return made[0], timeline
-
-    config, total = document["config"], document["parameters"]
-    total = config.get("built_by_transformers_5.23", total)
-    real, timeline = _lengthened(config, method, traced) or traced(config, total)
-    check_total(real.parameters, total)
+    [real] = made
     run = repeated(timeline)
     answer = result_of_run(
         run,

@@ -65,9 +65,8 @@ _SHOWN_CHANGES: Final = 3
 _SHORT: Final = 512
 """Tokens of a sample that is not offered in half."""
 _MOST_GPUS: Final = 64
-_LEAST_SHARE: Final = 0.9
-"""Of a job's memory on the newest GPU, which no other GPU undercuts: some partial sums are smaller
-where there are fewer multiprocessors."""
+_NODE_GPUS: Final = 8
+"""More are not offered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +105,7 @@ class FitAnswer:
             size where there are no tokens; ``table_by`` names which.
         largest_batch, longest_sequence: that are safe on this GPU, all else equal; 0 if none is.
         smallest_gpu: of the catalogue that holds this job; ``None`` if none does.
-        fewest_gpus: of the asked kind that hold it when FSDP2 shards it; ``None`` if 64 do not.
+        fewest_gpus: of the asked kind that hold it when sharded; ``None`` if 64 do not.
         changes: up to three that make it fit, in the order of their costs.
         notes: what was assumed.
         coverage: share of published readings of such jobs that lie below the safe bytes.
@@ -163,10 +162,10 @@ class _Asked:
     def __init__(self, model: NamedModel, profile: DeviceProfile | None) -> None:
         self.model, self.profile = model, profile
         self.networks: dict[tuple[int, bool, int], Network] = {}
-        self.peaks: dict[tuple[Method, int, int], StepPeak] = {}
+        self.peaks: dict[tuple[Method, int], StepPeak] = {}
         self.assumed = gpu = profile or device_profile("A100-80GB")
         self.context = context(gpu)
-        self.sizes = gpu.blas_workspace_bytes, gpu.multiprocessors
+        self.workspace_bytes = gpu.blas_workspace_bytes
         self.scale = 1.0
         """How far a trace lies above the instant depth."""
         self.traced: tuple[Method, float] | None = None
@@ -218,7 +217,7 @@ class _Asked:
         """The peak of a training step."""
         if method.attention is None:
             method = replace(method, attention=self.kernel(method)[0] or None)
-        key = (method, *self.sizes)
+        key = method, self.workspace_bytes
         if key not in self.peaks:
             self.peaks[key] = step_peak(self.network(method), *key)
         return self.peaks[key]
@@ -589,21 +588,20 @@ def _largest(asked: _Asked, method: Method, field: str, most: int) -> int | None
 
 def _smallest_gpu(asked: _Asked, method: Method) -> str | None:
     desktops = sorted((each for each in device_profiles() if not each.is_laptop), key=available_mib)
-    # The largest is among the newest, whose kernels take least: what is much smaller than that
-    # need not be asked, which saves most of the time.
-    newest = asked.on(desktops[-1])
-    least_bytes = _LEAST_SHARE * (newest.safe(method) - newest.context.bound_bytes)
-    for profile in desktops:
-        if available_mib(profile) * MIB > least_bytes and asked.on(profile).is_safe(method):
-            return profile.aliases[0] if profile.aliases else profile.name
-    return None
+    fitting = (each for each in desktops if asked.on(each).is_safe(method))
+    return next((each.aliases[0] if each.aliases else each.name for each in fitting), None)
 
 
 def _fewest_gpus(asked: _Asked, method: Method) -> int | None:
     if asked.profile is None:
         return None
     counts = (2**power for power in range(_MOST_GPUS.bit_length()))
-    return next((n for n in counts if asked.is_safe(method, gpus=n, parallel="fsdp2")), None)
+    parallel = _sharding(method)
+    return next((n for n in counts if asked.is_safe(method, gpus=n, parallel=parallel)), None)
+
+
+def _sharding(method: Method) -> str:
+    return method.parallel if method.parallel in SHARDED else "fsdp2"
 
 
 def _changes(asked: _Asked, method: Method) -> Iterator[Change]:
@@ -660,11 +658,9 @@ def _steps(asked: _Asked, method: Method) -> Iterator[dict[str, Any]]:
         yield {"method": "qlora"}
     if method.sequence_length > _SHORT and asked.reads_tokens:
         yield {"sequence_length": method.sequence_length // 2}
-    parallel = method.parallel if method.parallel in SHARDED else "fsdp2"
-    for gpus in (2, 4, 8):
-        if gpus > method.gpus and asked.is_safe(method, gpus=gpus, parallel=parallel):
-            yield {"gpus": gpus, "parallel": parallel}
-            break
+    gpus = _fewest_gpus(asked, method)
+    if gpus is not None and method.gpus < gpus <= _NODE_GPUS:
+        yield {"gpus": gpus, "parallel": _sharding(method)}
 
 
 def _smaller_batch(asked: _Asked, method: Method) -> int:

@@ -42,10 +42,7 @@ FUSED_EXPERTS_SINCE: Final = 2026
 """Year from which ``transformers`` (5.0) keeps the experts of a layer in one parameter, and ties the
 head of later T5 models."""
 REENTRANT_UNTIL: Final = 2026
-"""Year from which ``transformers`` (5.0) checkpoints without re-entering autograd."""
-_SMALLEST_QUANTISED_STATE: Final = 4096
-"""Elements of the smallest parameter whose optimizer state bitsandbytes keeps in 8 bits
-(``min_8bit_size``)."""
+"""Year from which ``transformers`` (4.53) does not re-enter autograd around a whole block."""
 _STATE_BLOCK: Final = 256
 _WEIGHT_BLOCK: Final = 64
 _SCALE_BLOCK: Final = 256
@@ -84,7 +81,7 @@ class Method:
         adapter: configuration of ``peft``, in JSON, of an adapter that the fields above do not say.
         raises_logits: whether the loss copies the logits to fp32, as ``transformers`` does.
         year: of the libraries.  Before 2025 ``transformers`` copied the logits without their last
-            position, before 2026 it checkpointed re-entrantly.
+            position, before 2026 (4.53) it checkpointed re-entrantly, around blocks.
     """
 
     method: str = "full"
@@ -263,8 +260,6 @@ class Method:
         if self.optimizer.startswith("paged_"):
             return 0.0
         if self.optimizer in EIGHT_BIT:
-            if elements < _SMALLEST_QUANTISED_STATE:
-                return 2 * FULL_BYTES * elements
             return 2 * (elements + FULL_BYTES * elements / _STATE_BLOCK)
         copies = optimizer_copies(self.optimizer, self.step_implementation)
         return copies.state * elements * element_bytes

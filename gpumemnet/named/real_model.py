@@ -73,16 +73,6 @@ class RealModel:
         trained = (each for each in self.module.parameters() if each.requires_grad)
         self.trained_parameters = sum(each.numel() for each in trained)
 
-    @property
-    def blocks(self) -> str | None:
-        """Path of the only list of modules outside of others."""
-        lists = [
-            path
-            for path, each in self.module.named_modules()
-            if isinstance(each, nn.ModuleList) and not any(p.isdecimal() for p in path.split("."))
-        ]
-        return lists[0] if len(lists) == 1 else None
-
 
 def built(
     name: str, config: Mapping[str, Any], parameters: int | None, method: Method
@@ -111,22 +101,13 @@ def built(
         real = _BUILDERS[library](name, dict(config), method)
     except _FAULTS as error:
         raise ExtractError(f"its library cannot build it: {first_line(error)}") from error
-    check_total(real.parameters, parameters)
+    if parameters and abs(real.parameters / parameters - 1.0) > _LARGEST_DIFFERENCE:
+        raise ExtractError(
+            f"the installed library builds {real.parameters / 1e6:,.0f} million parameters from the "
+            f"catalogue's sizes, not {parameters / 1e6:,.0f}: give its whole config.json"
+        )
     real.optimizer = optimizer_of(method)
     return real
-
-
-def check_total(found: int, expected: int | None) -> None:
-    """Check the total of parameters against the catalogue's.
-
-    Raises:
-        ExtractError: it is another model.
-    """
-    if expected and abs(found / expected - 1.0) > _LARGEST_DIFFERENCE:
-        raise ExtractError(
-            f"the installed library builds {found / 1e6:,.0f} million parameters from the "
-            f"catalogue's sizes, not {expected / 1e6:,.0f}: give its whole config.json"
-        )
 
 
 def _dtype(method: Method) -> torch.dtype:

@@ -70,18 +70,15 @@ class ProcessPeak:
     notes: tuple[str, ...]
 
 
-def step_peak(
-    network: Network, method: Method, workspace_bytes: float, multiprocessors: int
-) -> StepPeak:
+def step_peak(network: Network, method: Method, workspace_bytes: float) -> StepPeak:
     """Finds the peak of a training step.
 
     Args:
         network: the model, at the sequence length of ``method``.
         method: how it is trained.
         workspace_bytes: of cuBLAS, for each of the two threads of a training process.
-        multiprocessors: of the GPU.
     """
-    return _Step(network, method, workspace_bytes, multiprocessors).peak()
+    return _Step(network, method, workspace_bytes).peak()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +126,9 @@ def _segments(moments: list[_Moment]) -> float:
 class _Step:
     """Adds the blocks of a network up."""
 
-    def __init__(
-        self, network: Network, method: Method, workspace_bytes: float, multiprocessors: int
-    ) -> None:
+    def __init__(self, network: Network, method: Method, workspace_bytes: float) -> None:
         self.method = method
-        self.blocks = [block_memory(each, method, multiprocessors) for each in network.sections]
+        self.blocks = [block_memory(each, method) for each in network.sections]
         self.counted = [*self.blocks]
         """All blocks, and what the head shares with the embedding once less."""
         self.tied = tensors(0)
@@ -141,7 +136,7 @@ class _Step:
         if network.tied_parameters:
             shared = Section("tied", -1, is_checkpointed=False)
             shared.add("embedding", (), 0, parameters=network.tied_parameters)
-            self.counted.append(block_memory(shared, method, multiprocessors))
+            self.counted.append(block_memory(shared, method))
             self.tied = self.counted[-1].gradients
         self.shares = method.gpus if method.is_sharded else 1
         self.workspace_bytes = 2.0 * workspace_bytes
