@@ -60,7 +60,8 @@ class Loops:
         self._called: defaultdict[str, set[str]] = defaultdict(set)
         """Place of a loop, or name of a function → names that it calls."""
         self.training: set[str] = set()
-        """Loops that run and have trained."""
+        self.making: set[str] = set()
+        """Loops that run and have trained, and whose rounds make optimizers."""
         self.has_stepped = self.has_trained = False
         """Whether the script has trained for its first steps, and for as long as is wanted."""
         self.left: dict[str, None] = {}
@@ -84,6 +85,8 @@ class Loops:
                 self._seconds[place] += max(second - before[0], 0)  # a fork begins at 0
                 if steps > before[1]:
                     self.training.add(place)
+                if made > before[2]:
+                    self.making.add(place)
                 if place in self.training:
                     is_over = self.has_trained and calm >= _CALM_ROUNDS_OF_TRAINING
                 else:
@@ -100,6 +103,7 @@ class Loops:
             pass
         finally:
             self.training.discard(place)
+        self.making.discard(place)  # not where the trace ends within
 
     def changed(self, tree: ast.Module, path: str) -> ast.Module:
         """Return the code of a file with loops that can be left."""

@@ -232,6 +232,14 @@ class ScriptObserver:
         self.notes["deadline"] = f"a lower bound: {why}"
         return self.is_lower_bound
 
+    def note_running_loops(self) -> None:
+        """Note the loops that the trace ended in, if their rounds make optimizers."""
+        if self.loops.making:
+            self.notes["loops"] = (
+                f"{', '.join(sorted(self.loops.making))}: each round makes an optimizer, and the trace ended within; "
+                "a larger network of a later round takes more"
+            )
+
     @property
     def missing(self) -> str:
         """What a script did not do that ended before it had trained enough, as a sentence."""

@@ -343,13 +343,14 @@ def run_script(call: ScriptCall) -> ScriptRun:
         try:
             run()
         except EnoughSteps:
-            pass
+            observer.note_running_loops()
         except GpumemnetError as error:
             if observer.first is None:
                 raise
             error_text = str(error)
         except DeadlineReached as error:
             stop_alarm()
+            observer.note_running_loops()
             if not observer.loops.has_trained and not observer.reach_deadline(user_calls(error)):
                 raise
         except SystemExit as error:
