@@ -327,6 +327,7 @@ def cuda_functions(
         "torch.version:cuda": "13.0",  # code compares its parts
         "torch.backends.cuda:is_built": always(True),
         "torch.backends.cuda:cufft_plan_cache": plans,
+        "torch.compiler:cudagraph_mark_step_begin": always(None),
         "torch.backends.cudnn:is_available": always(True),
         "torch.backends.cudnn:version": always(cudnn_version()),
         "torch.distributed:is_nccl_available": always(True),
