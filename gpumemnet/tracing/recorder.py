@@ -204,30 +204,22 @@ class Recorder(DispatchMode):
         self,
         recorded: RecordedPass,
         storages: Mapping[int, torch.UntypedStorage],
-        output_alone: bool,
     ) -> None:
-        """Record a pass again.
+        """Record a pass again, without what it also frees.
 
         Args:
             recorded: the pass.
             storages: those that it leaves, by their numbers.
-            output_alone: whether to leave out what the pass also frees.
         """
         if self._is_closed:
             return
         with self._adding:
-            indices: dict[int, int] = {}
-            for number, made in recorded.events:
-                if made is None:
-                    if not output_alone:
-                        self._events.append(number if number == EMPTY_CACHE else ~indices[~number])
-                elif number in storages or not output_alone:
-                    indices[number] = len(self._storages)
-                    self._events.append(indices[number])
-                    self._storages.append(made)
-                    self._classes.append(self._classes[recorded.indices[number]])
             for number, storage in storages.items():
-                self._refer(storage, indices[number])
+                index, known = len(self._storages), recorded.indices[number]
+                self._events.append(index)
+                self._storages.append(self._storages[known])
+                self._classes.append(self._classes[known])
+                self._refer(storage, index)
 
     def requested(self, tensor: Tensor, operator: str) -> None:
         """Record that the model's code requests ``tensor`` on the GPU; see

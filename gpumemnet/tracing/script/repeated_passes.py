@@ -1,6 +1,6 @@
 """Passes through a model without gradients that repeat, as evaluation and generation do: from the
-fourth on, what the third allocated is recorded again, and the model does not run; from the seventh
-on, only the output is, because the allocator's cache then holds what a pass takes.
+fourth on, the model does not run, and only the output is recorded, because the allocator's cache
+then holds what a pass takes.
 
 So are functions that turn gradients off by a decorator, as those do that plan or sample.
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable
 from copy import deepcopy
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from functools import wraps
 from inspect import isfunction
 from typing import Any, Final
@@ -24,14 +24,12 @@ import torch
 from numpy import ndarray
 from torch import Tensor, nn
 
-from gpumemnet.torch_private.names import storage_id, without_function_modes
+from gpumemnet.torch_private.names import storage_id, tree_map_only, without_function_modes
 from gpumemnet.torch_private.script import WITHOUT_MODES
 from gpumemnet.tracing.recorder import RecordedPass, Recorder
 
 _RUNS: Final = 3
 """How often equal passes run before they are recorded without running."""
-_WHOLE: Final = 6
-"""How often all that equal passes allocate is recorded."""
 _DEPTH: Final = 4
 """How deep arguments are compared."""
 _MOST_HELD: Final = 64
@@ -52,7 +50,7 @@ class _Known:
         recorded: what the last one allocated.
         output: what it returned, with a number in the place of each tensor.
         layouts: of these tensors: size, stride, offset, type, number of its storage in the pass.
-        runs: how many equal passes ran or were recorded, one after the other.
+        runs: how many equal passes ran, one after the other.
     """
 
     recorded: RecordedPass
@@ -93,7 +91,6 @@ class RepeatedPasses:
             before = key()
             known = self._known.get(before)
             if known is not None and known.runs >= _RUNS:
-                known.runs += 1
                 self._starting()
                 return self._again(known)
             start = self._recorder.now()
@@ -163,7 +160,6 @@ class RepeatedPasses:
         self._recorder.record_again(
             known.recorded,
             {number: tensor.untyped_storage() for number, tensor in storages.items()},
-            known.runs > _WHOLE,
         )
         return _filled(known.output, tensors)
 
@@ -213,38 +209,28 @@ class _Place:
     number: int
 
 
-def _form(value: Any, found: list[Tensor]) -> Any:
-    """Return ``value`` with a place for each tensor, which is added to ``found``."""
-    if (
-        type(value) in (Tensor, ndarray)
-        and not getattr(value, "is_meta", False)
-        and not value.any()
-    ):
-        return value  # a copy on the host of what has no values
-    if isinstance(value, Tensor):
-        if type(value) is not Tensor or not value.is_meta or value.layout is not torch.strided:
-            raise _NotRepeatedError
-        found.append(value)
-        return _Place(len(found) - 1)
-    if isinstance(value, _PLAIN):
-        return value
-    if type(value) in (tuple, list):
-        return type(value)(_form(entry, found) for entry in value)
-    if type(value) is dict or (isinstance(value, dict) and is_dataclass(value)):
-        return type(value), {name: _form(entry, found) for name, entry in value.items()}
-    raise _NotRepeatedError
+def _form(output: Any, found: list[Tensor]) -> Any:
+    """Return ``output`` with a place for each tensor, which is added to ``found``."""
+
+    def place(value: Any) -> Any:
+        if type(value) is Tensor and value.is_meta and value.layout is torch.strided:
+            found.append(value)
+            return _Place(len(found) - 1)
+        is_on_host = type(value) in (Tensor, ndarray) and not getattr(value, "is_meta", False)
+        if isinstance(value, _PLAIN) or (is_on_host and not value.any()):
+            return value  # without values, as a copy on the host is
+        raise _NotRepeatedError
+
+    return tree_map_only(object, place, output)
 
 
 def _filled(form: Any, tensors: list[Tensor]) -> Any:
     """Return an output of this form."""
-    if isinstance(form, _Place):
-        return tensors[form.number]
-    if isinstance(form, Tensor | ndarray):
-        with WITHOUT_MODES.value()(), without_function_modes():
-            return deepcopy(form)
-    if isinstance(form, tuple) and len(form) == 2 and isinstance(form[0], type):
-        kind, entries = form
-        return kind(**{name: _filled(entry, tensors) for name, entry in entries.items()})
-    if isinstance(form, tuple | list):
-        return type(form)(_filled(entry, tensors) for entry in form)
-    return form
+
+    def fill(value: Any) -> Any:
+        if isinstance(value, _Place):
+            return tensors[value.number]
+        return deepcopy(value) if isinstance(value, Tensor | ndarray) else value
+
+    with WITHOUT_MODES.value()(), without_function_modes():
+        return tree_map_only(object, fill, form)
