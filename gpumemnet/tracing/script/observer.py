@@ -568,7 +568,7 @@ class ScriptObserver:
         step = self._boundaries + 1
         is_model = not self.modules.depth and next(iter(module.parameters()), None) is not None
         if is_model and self.first is not None and not torch.is_grad_enabled():
-            self._generation.passed(arguments, self.recorder.live_bytes())
+            self._generation.passed(module, arguments, self.recorder.live_bytes())
         if is_model and torch.is_grad_enabled() and self._started:
             given = [each for each in tensors_in(arguments) if each.ndim]
             shape = ", ".join("x".join(map(str, each.shape)) for each in given)

@@ -390,7 +390,9 @@ class Generation:
     """Passes without gradients whose inputs grow by one, or have one more after a longer one."""
 
     def __init__(self) -> None:
-        self._shapes: list[torch.Size] = []
+        self._shapes: WeakKeyDictionary[nn.Module, list[torch.Size]] = WeakKeyDictionary()
+        self._first = 0
+        """Identity of the module whose passes are the tokens."""
         self._live: list[int] = []
         """Bytes on the GPU after each pass that generated."""
 
@@ -409,23 +411,29 @@ class Generation:
             "more, and they are not in the answer"
         )
 
-    def passed(self, arguments: object, live_bytes: int) -> None:
+    def passed(self, module: nn.Module, arguments: object, live_bytes: int) -> None:
         """A pass without gradients has ended.
 
         Args:
-            arguments: of the model.
+            module: a model, or a part of one that the script calls by itself.
+            arguments: its own.
             live_bytes: bytes on the GPU now.
         """
-        before, self._shapes = self._shapes, [each.shape for each in tensors_in(arguments)]
+        is_known, before = module in self._shapes, self._shapes.get(module, [])
+        shapes = self._shapes[module] = [each.shape for each in tensors_in(arguments)]
         grows = any(
             len(new) == len(old) > 1
             and old[0] == new[0]
             and (new[1] == old[1] + 1 or (new[1] == 1 < old[1]))
-            for old, new in zip(before, self._shapes, strict=False)
+            for old, new in zip(before, shapes, strict=False)
         )
-        if grows or (self._live and before == self._shapes):
-            self._live.append(live_bytes)
-        else:
+        is_first = self._first in (0, id(module))
+        if grows or (self._live and before == shapes):
+            if is_first:
+                self._first = id(module)
+                self._live.append(live_bytes)
+        elif is_first or not is_known:
+            self._first = 0
             self._live.clear()
 
 

@@ -223,7 +223,8 @@ class Cached(nn.Module):
     def __init__(self):
         super().__init__()
         self.embed, self.head = nn.Embedding(1000, 1024), nn.Linear(1024, 1000)
-    def forward(self, x, cache=None):
+    def forward(self, x): return self.decode(x)
+    def decode(self, x, cache=None):
         h = self.embed(x)
         if cache is not None:
             cache["h"] = h if "h" not in cache else torch.cat((cache["h"], h), 1)
@@ -235,7 +236,7 @@ for i in range(3):
     step(optimizer, cross_entropy(model(x).flatten(0, 1), x.flatten()))
 with torch.no_grad():
     cache, x = {}, torch.randint(0, 1000, (64, 32)).cuda()
-    for i in range(500): x = model(x, cache)[:, -1:].argmax(-1)
+    for i in range(500): x = model.decode(x, cache)[:, -1:].argmax(-1)
 """,
         (4 * 1024 * 1000 + 64 * 1024 * (531 + 530)) * 4 / MIB,
         (4 * 1024 * 1000 + 64 * 1024 * (531 + 530)) * 4 / MIB + WORKSPACE + 1,
