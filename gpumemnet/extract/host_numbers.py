@@ -9,6 +9,7 @@ numbers alone is known, too; what it writes otherwise is not known any more.
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
+from contextlib import suppress
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -45,8 +46,10 @@ class HostNumbers:
 
     def keep(self, tensor: Tensor, numbers: Tensor) -> None:
         """Remember the numbers of a tensor whose storage is new, if they are few."""
-        if 0 < tensor.numel() <= MOST_NUMBERS:
+        with suppress(NotImplementedError):  # one of the tensors that torch.vmap computes with
             storage = tensor.untyped_storage()
+            if not 0 < tensor.numel() <= MOST_NUMBERS:
+                return
             self._storages[storage] = torch.UntypedStorage(storage.nbytes())  # type: ignore[no-untyped-call]
             with names.WITHOUT_MODES.value()(), without_function_modes():
                 self._view(tensor).copy_(numbers.detach())

@@ -305,7 +305,10 @@ class GpuRequests(TorchFunctionMode):
         name = getattr(getattr(func, "__self__", None), "__name__", "")
         kinds = {"is_cuda": "cuda", "is_cpu": "cpu", "is_meta": "meta"}
         if name != "device" and name not in kinds:
-            return func(*args, **named)
+            result = func(*args, **named)
+            if isinstance(result, Tensor):
+                self._values.learn(func, args, result)
+            return result
         is_for_torch = _called_from(names.TORCH_FOLDER, *names.DEVICE_READERS)
         device = _META if is_for_torch else self._observer.device_of(args[0])
         return device if name == "device" else device.type == kinds[name]
@@ -682,7 +685,8 @@ def _is_constant(func: Callable[..., Any], args: tuple[Any, ...], made: Tensor) 
     """Whether a tensor is made of numbers, such as a learning rate or steps of time, which code
     compares."""
     is_number = bool(args) and type(args[0]) in (int, float)
-    return is_number and func in (torch.tensor, torch.arange, torch.linspace) and is_small(made)
+    is_fixed = not made.requires_grad and is_small(made)
+    return is_number and is_fixed and func in (torch.tensor, torch.arange, torch.linspace)
 
 
 def _stands_for_gpu(device: object) -> bool:

@@ -66,9 +66,11 @@ _EQUAL: Final = _functions("eq", "__eq__")
 _UNEQUAL: Final = _functions("ne", "__ne__")
 _ADDS: Final = _functions("add", "__add__", "__radd__")
 _COUNTS: Final = _functions("sum", "count_nonzero")
+_SOFTMAX: Final = _functions("softmax") | {torch.nn.functional.softmax}
 _KEEPS_COUNT: Final = _functions(
-    "clone", "detach", "long", "int", "to", "max", "view", "reshape", "__getitem__"
-)
+    *("clone", "detach", "long", "int", "to", "max", "view", "reshape", "__getitem__"),
+    *("float", "double", "squeeze", "cat", "stack"),
+) | {Tensor.data.__get__}  # type: ignore[attr-defined]  # a property of C++
 _MOVES: Final = _functions(
     *("__getitem__", "index_select", "gather", "take", "take_along_dim", "masked_select")
 )
@@ -109,6 +111,8 @@ class ReadValues(MissingValues):
         self._sentences: dict[str, str] = {}
         self._truths: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
         self._counts: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
+        self._shares: MutableMapping[Tensor, float] = WeakTensorKeyDictionary()
+        """Probabilities, which add up to one → what each of them is taken to be."""
         self._masks: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
         """Masks that were made of others → how many elements they select."""
         self._assumed: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
@@ -259,6 +263,7 @@ class ReadValues(MissingValues):
         if self._truths.get(tensor):
             return torch.ones(tensor.shape, dtype=tensor.dtype)
         number = self._number(tensor.dtype, True) if is_lost else 0
+        number = number or self._shares.get(tensor, 0)
         if not number and not tensor.is_meta:
             return tensor
         self.note(f"{function}: values read from the GPU were taken to be {number}")
@@ -341,6 +346,12 @@ class ReadValues(MissingValues):
             self._counts[last] = self._value_of(given)
         elif func in _ADDS and type(args[-1]) is int and not last.is_floating_point():
             self._counts[last] = self._counts.get(args[0], 0) + args[-1]  # the end of a slice, say
+        if func in _SOFTMAX and last.ndim:
+            self._shares[last] = 1 / last.shape[-1]
+        elif self._shares and func in _KEEPS_COUNT:
+            share = self._shares.get(args[0][0] if given is None else given)
+            if share is not None:
+                self._shares[last] = share
         truth = self._truth(func, args)
         if truth is not None:
             self._truths[last] = truth

@@ -380,10 +380,9 @@ def _random_states() -> tuple[Any, ...]:
 
 
 def _set_random_states(states: tuple[Any, ...]) -> None:
-    for put, state in zip(
-        (random.setstate, np.random.set_state, torch.set_rng_state), states, strict=True
-    ):
-        put(state)
+    random.setstate(states[0])
+    np.random.set_state(states[1])  # noqa: NPY002 - scripts use it
+    torch.set_rng_state(states[2])
 
 
 class Generation:

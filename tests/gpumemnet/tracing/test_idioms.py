@@ -46,7 +46,10 @@ CONDITIONS = {
     "smallest": "if min(loss.item(), 3) > 1: keep = block(256)",
     "expression": "keep = block(256) if loss > 0.5 else None",
     "on_host": "if x.cpu().sum() > 0: keep = block(256)",
-    "array": "if x.cpu().numpy().mean() > 0.5: keep = block(256)",
+    "array": (
+        "p = x.softmax(1).data[0].cpu().numpy(); __import__('numpy').random.choice(256, p=p)\n"
+        "if x.cpu().numpy().mean() > 0.5: keep = block(256)"
+    ),
     "list": "if x[0].tolist()[3] > 0.5: keep = block(256)",
     "key": "k = loss.gt(1).long().item()\nkeep = block({0: 1, 1: 256}[k])",
     "match": "match int(loss):\n    case 0: keep = block(1)\n    case _: keep = block(256)",
