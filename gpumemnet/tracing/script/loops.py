@@ -53,7 +53,7 @@ class Loops:
         is_inside: Callable[[], bool],
         trained: Callable[[], tuple[int, int]],
     ) -> None:
-        self._recorder, self._is_inside, self._trained = recorder, is_inside, trained
+        self._recorder, self._is_inside, self.trained = recorder, is_inside, trained
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._tops: defaultdict[str, int] = defaultdict(int)
         """Place of a loop → the most bytes on the GPU in a round."""
@@ -70,7 +70,7 @@ class Loops:
     def rounds(self, place: str, items: Iterable[Any] = iter(int, 1)) -> Iterator[Any]:
         """Yield the items of a loop, keeping none of them; 0 for a ``while`` loop."""
         iterator, calm, most_bytes = iter(items), 0, 0
-        second, event, (steps, made) = process_time(), self._recorder.now(), self._trained()
+        second, event, (steps, made) = process_time(), self._recorder.now(), self.trained()
         try:
             while True:
                 yield next(iterator)
@@ -78,7 +78,7 @@ class Loops:
                     continue
                 top, end = self._recorder.levels_since(event)
                 before = second, steps, made
-                second, event, (steps, made) = process_time(), self._recorder.now(), self._trained()
+                second, event, (steps, made) = process_time(), self._recorder.now(), self.trained()
                 is_new = top > self._tops[place] or end > most_bytes or made > before[2]
                 calm = 0 if is_new else calm + 1
                 self._tops[place], most_bytes = max(top, self._tops[place]), max(end, most_bytes)

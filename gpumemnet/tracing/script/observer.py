@@ -408,7 +408,12 @@ class ScriptObserver:
             self.optimizers_made.add(running_line())
             make_optimizer(optimizer, *args, **kwargs)
 
-        passes = RepeatedPasses(self.recorder, lambda: not self.modules.depth, self._model_starts)
+        passes = RepeatedPasses(
+            self.recorder,
+            lambda: not self.modules.depth,
+            self._model_starts,
+            self.loops.trained,
+        )
         handles = [
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),

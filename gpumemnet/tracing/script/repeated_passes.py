@@ -66,14 +66,20 @@ class RepeatedPasses:
         recorder: records passes.
         is_outermost: whether no module runs.
         starting: called before a pass is recorded again.
+        trained: returns how often the script has trained: functions repeat between two steps.
     """
 
     def __init__(
-        self, recorder: Recorder, is_outermost: Callable[[], bool], starting: Callable[[], None]
+        self,
+        recorder: Recorder,
+        is_outermost: Callable[[], bool],
+        starting: Callable[[], None],
+        trained: Callable[[], Hashable],
     ) -> None:
         self._recorder = recorder
         self._is_outermost = is_outermost
         self._starting = starting
+        self._trained = trained
         self._known: dict[Hashable, _Known] = {}
 
     def around(self, call: Callable[..., Any], *, turns_off: bool = False) -> Callable[..., Any]:
@@ -84,7 +90,8 @@ class RepeatedPasses:
         def run(*args: Any, **kwargs: Any) -> Any:
             def key() -> Hashable:
                 with without_function_modes():
-                    return call, _settings(), _inside((args, kwargs), _DEPTH)
+                    steps = turns_off and self._trained()  # an average of weights counts steps
+                    return call, steps, _settings(), _inside((args, kwargs), _DEPTH)
 
             if not self._is_outermost() or (torch.is_grad_enabled() and not turns_off):
                 return call(*args, **kwargs)
