@@ -57,9 +57,7 @@ def capuchin(chain: Chain, limit_bytes: float) -> Found:
     recomputed, most bytes for each second first, unless swapping costs less.
     """
     forward_end, backward_start = _times(chain)
-    free_seconds = (
-        backward_start - forward_end - chain.out_seconds[:, _SWAP] - chain.in_seconds[:, _SWAP]
-    )
+    free_seconds = backward_start - forward_end - 2 * chain.copy_seconds[:, _SWAP]
     may = np.asarray(chain.allowed[:, 1:].any(axis=1))
     choices = chain.keep_all()
     for unit in np.argsort(-free_seconds, kind="stable"):
@@ -94,7 +92,7 @@ def autoswap(chain: Chain, limit_bytes: float) -> Found:
     """
     forward_end, backward_start = _times(chain)
     absence = backward_start - forward_end
-    size = chain.out_seconds[:, _SWAP]  # in proportion to the bytes that it copies
+    size = chain.copy_seconds[:, _SWAP]  # in proportion to the bytes that it copies
     weight = (chain.gone_bytes[:, _SWAP] > 0) @ (chain.live_bytes / chain.live_bytes.max())
     may = np.asarray(chain.allowed[:, 1:].any(axis=1))
     best: NDArray[np.int64] | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -15,10 +14,10 @@ import typer
 
 from gpumemnet.cli.commands import App
 from gpumemnet.cli.options import AsJson, Bundles, RegistryFolder, input_file
-from gpumemnet.cli.output import check_writable, print_result, write_text
+from gpumemnet.cli.output import print_result
 from gpumemnet.client import API_KEY_VARIABLE, Client
 from gpumemnet.errors import InvalidRequestError, ServiceError
-from gpumemnet.site.observations import Observation, listed, observation_to_dict
+from gpumemnet.site.observations import Observation, listed
 from gpumemnet.site.sacct import Skipped, read_sacct
 
 from .api.access import SCOPES, new_key
@@ -158,19 +157,13 @@ def import_sacct(
             help="Output of sacct --json; - for standard input.",
         ),
     ],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.jsonl", help="Write the observations here, one JSON object a line."
-        ),
-    ] = None,
     url: Annotated[
-        str | None,
+        str,
         typer.Option(
             metavar="URL",
             help=f"Send them to this service; a key is taken from {API_KEY_VARIABLE}.",
         ),
-    ] = None,
+    ],
     gpu: Annotated[
         list[str] | None,
         typer.Option(
@@ -180,40 +173,15 @@ def import_sacct(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read what finished Slurm jobs used."""
-    if (out is None) == (url is None):
-        raise InvalidRequestError("give either --out or --url", "out")
-    if out is not None:
-        check_writable(out)
+    """Report what finished Slurm jobs used to a service."""
     found = read_sacct(input_file(file), _gpus(gpu or []))
     skipped: dict[str, list[str]] = defaultdict(list)
-    if url is not None:
-        counts = _send(found, url.rstrip("/"), skipped)
-        message = (
-            f"{counts['stored']} observations stored, {counts['there_before']} were there before"
-        )
-    else:
-        assert out is not None
-        lines = [
-            json.dumps(observation_to_dict(one)) + "\n" for one in _without_skipped(found, skipped)
-        ]
-        write_text(out, "".join(lines))
-        counts = {"written": len(lines)}
-        message = f"{len(lines)} observations in {out}"
+    counts = _send(found, url.rstrip("/"), skipped)
+    message = f"{counts['stored']} observations stored, {counts['there_before']} were there before"
     reasons = [
         f"{len(some)} jobs left out: {reason}: {listed(some)}" for reason, some in skipped.items()
     ]
     print_result({**counts, "left_out": skipped}, "\n".join([*reasons, message]), as_json=as_json)
-
-
-def _without_skipped(
-    found: Iterator[Observation | Skipped], skipped: dict[str, list[str]]
-) -> Iterator[Observation]:
-    for one in found:
-        if isinstance(one, Skipped):
-            skipped[one.reason].append(one.job_id or one.location)
-        else:
-            yield one
 
 
 def _gpus(texts: Sequence[str]) -> dict[str, str]:
@@ -234,7 +202,10 @@ def _send(
     """Report the observations to a service; each is stored once, however often it is sent."""
     counts = {"stored": 0, "there_before": 0}
     with Client(url, timeout_seconds=_TIMEOUT_SECONDS) as client:
-        for one in _without_skipped(found, skipped):
+        for one in found:
+            if isinstance(one, Skipped):
+                skipped[one.reason].append(one.job_id or one.location)
+                continue
             observed: Any = {each.name: getattr(one, each.name) for each in fields(one)}
             try:
                 answer = client.observe(**observed)

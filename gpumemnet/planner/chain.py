@@ -78,9 +78,8 @@ class Chain:
         turn_forward_seconds, turn_backward_seconds: between the last forward and the first backward
         pass of a unit.
         other_seconds: the optimizer's step.
-        recompute_seconds, out_seconds, in_seconds, host_bytes: of each option, ``[n, o]``:
-        recomputation, copies to the host and
-            back, host memory.
+        recompute_seconds, copy_seconds, host_bytes: of each option, ``[n, o]``: recomputation,
+            copies to the host, which take as long as those back, host memory.
         backward_order: indices of the units in the order of their backward passes.
         live_bytes: largest sum of live storages in each region if everything is kept, ``[r]``.
         gone_bytes: what an option takes away from it, below 0 for what it adds, ``[n, o, r]``.
@@ -96,8 +95,7 @@ class Chain:
     turn_backward_seconds: float
     other_seconds: float
     recompute_seconds: Floats
-    out_seconds: Floats
-    in_seconds: Floats
+    copy_seconds: Floats
     host_bytes: Floats
     backward_order: tuple[int, ...]
     live_bytes: Floats
@@ -125,7 +123,7 @@ class Chain:
             + self.backward_seconds.sum()
         )
         seconds = self.recompute_seconds[each, choices].sum(axis=1) + kept
-        swapping = np.flatnonzero((self.out_seconds + self.in_seconds)[each, choices].any(axis=1))
+        swapping = np.flatnonzero(self.copy_seconds[each, choices].any(axis=1))
         if len(swapping):
             seconds[swapping] = self._seconds_with_copies(choices[swapping])
         return np.asarray(seconds * self.passes + self.other_seconds)
@@ -133,19 +131,17 @@ class Chain:
     def _seconds_with_copies(self, choices: NDArray[np.int64]) -> Floats:
         """Return the seconds of one pass for each row of ``choices``."""
         each = np.arange(self.units)
-        recompute, out, back = (
+        recompute, copy = (
             np.ascontiguousarray(table[each, choices].T)
-            for table in (self.recompute_seconds, self.out_seconds, self.in_seconds)
+            for table in (self.recompute_seconds, self.copy_seconds)
         )
-        never_out, never_back = (
-            np.where(table > 0, 0.0, -np.inf) for table in (out, back)
-        )  # nothing waits for no copy
+        never = np.where(copy > 0, 0.0, -np.inf)  # nothing waits for no copy
         time = np.zeros(len(choices))
         queue = np.zeros(len(choices))
         copied: list[Floats] = []
         for unit in range(self.units):
             time = time + self.forward_seconds[unit]
-            queue = np.maximum(queue, time + never_out[unit]) + out[unit]
+            queue = np.maximum(queue, time + never[unit]) + copy[unit]
             copied.append(queue)
             if unit >= COPIES_BEHIND:
                 time = np.maximum(time, copied[unit - COPIES_BEHIND])
@@ -155,9 +151,9 @@ class Chain:
         queue = np.zeros(len(choices))
         for place, unit in enumerate(self.backward_order):
             arrivals.append(time)
-            queue = np.maximum(queue, arrivals[place] + never_back[unit]) + back[unit]
+            queue = np.maximum(queue, arrivals[place] + never[unit]) + copy[unit]
             time = (
-                np.maximum(time, queue + never_back[unit])
+                np.maximum(time, queue + never[unit])
                 + recompute[unit]
                 + self.backward_seconds[unit]
             )
@@ -269,8 +265,7 @@ def chain_of(step: StepCosts, machine: Machine) -> Chain:
         turn_backward_seconds=total(each.turn),
         other_seconds=total(step.optimizer),
         recompute_seconds=recompute,
-        out_seconds=moved / machine.link_bytes_per_second,
-        in_seconds=moved / machine.link_bytes_per_second,
+        copy_seconds=moved / machine.link_bytes_per_second,
         host_bytes=host,
         backward_order=tuple(order),
         live_bytes=live,

@@ -183,7 +183,7 @@ def _without_superfluous(chain: Chain, limit_bytes: float, rows: Choices) -> Cho
     """Return ``rows`` with units kept again, the most costly ones first, as far as each row still
     fits."""
     rows, each = rows.copy(), np.arange(len(rows))
-    cost = chain.recompute_seconds + np.maximum(chain.out_seconds, chain.in_seconds)
+    cost = chain.recompute_seconds + chain.copy_seconds
     amounts = chain.region_bytes(rows)
     order = (-cost[np.arange(chain.units), rows]).argsort(axis=1, kind="stable")
     for place in range(int((rows != KEEP).sum(axis=1).max(initial=0))):
@@ -384,7 +384,7 @@ class _Program:
                 at_least(
                     forward, self._copied + unit - 1 - COPIES_BEHIND, chain.forward_seconds[unit]
                 )
-            out = self._options(unit, chain.out_seconds, scale)
+            out = self._options(unit, chain.copy_seconds, scale)
             at_least(copied, forward, 0, out)
             if unit:
                 at_least(copied, copied - 1, 0, out)
@@ -400,7 +400,7 @@ class _Program:
                 self._fetched + place,
             )
             recompute = self._options(unit, chain.recompute_seconds, scale)
-            back = self._options(unit, chain.in_seconds, scale)
+            back = self._options(unit, chain.copy_seconds, scale)
             issued = self._backward + max(place - FETCHED_AHEAD, 0)
             at_least(fetched, issued, 0, back)
             if place:

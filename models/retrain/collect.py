@@ -27,10 +27,9 @@ from numpy.typing import NDArray
 
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.dataset import Dataset, read_dataset
-from gpumemnet.job.job_table import Array, Indices, JobTable
+from gpumemnet.job.job_table import Array, Indices
 from gpumemnet.job.measurement import IDENTITY, OBSERVED, job_texts
 from gpumemnet.physics.replicas import WITH_OTHERS
-from gpumemnet.predict.features import FEATURE_NAMES
 from gpumemnet.site.implausible_rows import implausible_rows
 
 from ..training.data import ZOO, LabelledJobs, is_usable, labelled_jobs
@@ -46,7 +45,6 @@ REFUSING_RULES: Final = frozenset(
 )
 """Rules of :mod:`gpumemnet.site.implausible_rows` that refuse a row.  ``below-floor`` is not
 among them, as it compares a row with others and would refuse the smallest jobs."""
-SWAPPED: Final = "batch-and-input-swapped"
 MOST_REFUSED: Final = 0.1
 """Share of refused rows above which the other rows of that file and family are refused too."""
 HELD_OUT_SHARE: Final = 0.15
@@ -152,10 +150,6 @@ def collect(
         found = labelled_jobs(kept, name)
         if found is not None:
             found = replace(found, files={name: sha256})
-            units = _wrong_units(found, [data for _, data in parts])
-            reasons += Counter(units[units != ""].tolist())
-            in_unit = np.flatnonzero(units == "")
-            kept, found = kept.take(in_unit), found.take(in_unit)
             parts.append((kept, found))
         refusals += [Refusal(name, count, reason) for reason, count in reasons.items()]
         files.append(InputFile(name, sha256, len(rows), 0 if found is None else len(found)))
@@ -223,7 +217,6 @@ def _plausible_rows(rows: Dataset) -> tuple[Dataset, Counter[str]]:
     reasons: Counter[str] = Counter()
     is_kept = np.ones(len(rows), dtype=np.bool_)
     rules = np.full(len(rows), "", dtype=object)
-    rules[swapped_rows(rows.jobs)] = SWAPPED
     for finding in reversed(implausible_rows(rows)):
         if finding.rule in REFUSING_RULES:
             rules[finding.row - 1] = finding.rule
@@ -247,25 +240,6 @@ def _plausible_rows(rows: Dataset) -> tuple[Dataset, Counter[str]]:
             reasons += Counter({reason: int((own & is_kept).sum())})
             is_kept &= ~own
     return rows.take(np.flatnonzero(is_kept)), reasons
-
-
-def swapped_rows(jobs: JobTable) -> Flags:
-    """Whether batch size and input size are swapped: the weights of a first linear layer fit the
-    batch size and not the input size.
-
-    The closed form gives nearly the same memory for such a row, so no other check notices it.
-    """
-    has_layers = jobs.layer_counts > 0
-    first = (np.cumsum(jobs.layer_counts) - jobs.layer_counts)[has_layers]
-    is_linear = np.array([*jobs.kind_names, ""])[jobs.layer_kinds[first]] == "linear"
-    outputs, weights = jobs.layer_activations[first], jobs.layer_parameters[first]
-    fits = [
-        (weights == size * outputs) | (weights == (size + 1) * outputs)
-        for size in (jobs.column(name)[has_layers] for name in ("input_elements", "batch_size"))
-    ]
-    swapped = np.zeros(len(jobs), dtype=np.bool_)
-    swapped[has_layers] = is_linear & fits[1] & ~fits[0]
-    return swapped
 
 
 def _observation_times(rows: Dataset) -> Array:
@@ -300,71 +274,3 @@ def newest_after(times: Array, learned_until: float | None) -> float | None:
         return None
     boundary = float(np.sort(times)[max(0, round(len(times) * (1.0 - NEWEST_SHARE)) - 1)])
     return boundary if learned_until is None else max(boundary, learned_until)
-
-
-# Labels in the wrong unit: MB written for MiB, or 1000 for 1024.  Memory is a line over the closed
-# form, and the context is its intercept.  If slope and intercept of a file both differ from the
-# known ones by the same ratio of two units, the labels are in the other unit.  Another context
-# changes the intercept only.
-
-FEWEST: Final = 20
-"""Rows that a line needs, in the file and in those before it."""
-RATIOS: Final = {
-    "1000 for 1024": 1000 / 1024,
-    "1024 for 1000": 1024 / 1000,
-    "MB for MiB": 1000**2 / 1024**2,
-    "MiB for MB": 1024**2 / 1000**2,
-    "GB for GiB": 1000**3 / 1024**3,
-    "GiB for GB": 1024**3 / 1000**3,
-}
-TOLERANCE: Final = 0.006
-"""Largest distance from a ratio, in logarithms; the ratios lie 0.024 apart."""
-_SEGMENT: Final = FEATURE_NAMES.index("segment_bytes")
-
-
-def _wrong_units(data: LabelledJobs, earlier: Sequence[LabelledJobs]) -> NDArray[np.object_]:
-    """For each row a sentence that names the wrong unit of the file's rows of its family, GPU and
-    label source, compared with the same in the files before; empty where it is right."""
-    sentences = np.full(len(data), "", dtype=object)
-    own_kinds, before = _kinds(data), [(one, _kinds(one)) for one in earlier]
-    for kind in dict.fromkeys(own_kinds):
-        own = np.array([one == kind for one in own_kinds])
-        rows = [
-            part.take(np.flatnonzero([one == kind for one in kinds]))
-            for part, kinds in before
-            if kind in kinds
-        ]
-        reference, found = _line(rows), _line([data.take(np.flatnonzero(own))])
-        if reference is None or found is None or min(*reference, *found) <= 0:
-            continue
-        changes = np.log(np.array(found) / np.array(reference))
-        for name, ratio in RATIOS.items():
-            if (np.abs(changes - math.log(ratio)) < TOLERANCE).all():
-                sentences[own] = (
-                    f"{kind[0]}: all labels are {ratio:.3f} times those of the files before, "
-                    f"context included: {name}"
-                )
-    return sentences
-
-
-def _kinds(data: LabelledJobs) -> list[tuple[str, str, str]]:
-    families = data.jobs.option_column("family").tolist()
-    return [*zip(families, data.gpus.tolist(), data.label_sources.tolist(), strict=True)]
-
-
-def _line(parts: Sequence[LabelledJobs]) -> tuple[float, float] | None:
-    """Slope and intercept of the readings over the closed form, by median regression, so that a few
-    faulty labels do not matter; ``None`` for too few rows."""
-    from sklearn.linear_model import QuantileRegressor
-
-    points = []
-    for part in parts:
-        has_both = part.is_measured & (part.features[:, _SEGMENT] > 0)
-        readings = part.label_bytes + part.context_bytes
-        points.append(np.stack((part.features[:, _SEGMENT], readings))[:, has_both])
-    if not points or sum(one.shape[1] for one in points) < FEWEST:
-        return None
-    closed_form, readings = np.concatenate(points, axis=1) / 2**20
-    regression = QuantileRegressor(quantile=0.5, alpha=0.0, solver="highs")
-    regression.fit(closed_form[:, None], readings)
-    return float(regression.coef_[0]), float(regression.intercept_)

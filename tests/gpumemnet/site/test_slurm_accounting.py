@@ -9,7 +9,7 @@ import pytest
 
 from gpumemnet.cli import main
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.site.observations import Observation, observation_from_dict
+from gpumemnet.site.observations import Observation
 from gpumemnet.site.sacct import Skipped, read_sacct
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "sacct"
@@ -107,17 +107,6 @@ def test_any_json_is_taken_or_reported(tmp_path: Path, name: str, value: object)
         assert isinstance(one, Observation) or one.reason
 
 
-def test_the_command_writes_observations_and_says_what_was_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "observations.jsonl"
-    assert main(["observations", "import-sacct", str(JOBS), "--out", str(out), "--json"]) == 0
-    written = [observation_from_dict(json.loads(line)) for line in out.read_text().splitlines()]
-    said = json.loads(capsys.readouterr().out)
-    assert len(written) == said["written"] == 6
-    assert sum(map(len, said["left_out"].values())) == 9
-
-
 def test_the_command_sends_each_observation(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,9 +142,7 @@ def test_the_command_sends_each_observation(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "either --out or --url"),
-        (["--out", "a", "--url", "http://x"], "either --out or --url"),
-        (["--out", "/nowhere/x"], "does not exist"),
+        ([], "--url"),
         (["--url", "http://127.0.0.1:1"], "cannot be reached"),
     ],
 )

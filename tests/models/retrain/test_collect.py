@@ -66,58 +66,6 @@ def test_a_tenth_of_impossible_rows_excludes_the_others(tmp_path: Path) -> None:
         collect([dataset(tmp_path / "a.parquet", rows)])
 
 
-def test_a_file_with_batch_and_input_swapped_is_refused(tmp_path: Path) -> None:
-    rows = [
-        replace(
-            one,
-            job=replace(
-                one.job, batch_size=one.job.input_elements, input_elements=one.job.batch_size
-            ),
-        )
-        for one in measured(ROWS, 2)
-    ]
-    found = collect(
-        [
-            dataset(tmp_path / "a.parquet", measured(ROWS, 1)),
-            dataset(tmp_path / "swapped.parquet", rows),
-        ]
-    )
-    assert len(found.data) == ROWS
-    assert "swapped.parquet: 60: mlp: batch-and-input-swapped" in refused(*found.refusals)
-
-
-@pytest.mark.parametrize(
-    ("ratio", "words"), [(1000**2 / 1024**2, "MB for MiB"), (1024 / 1000, "1024 for 1000")]
-)
-def test_a_file_in_another_unit_is_refused(tmp_path: Path, ratio: float, words: str) -> None:
-    rows = [relabelled(one, (one.peak_device_bytes or 0) * ratio) for one in measured(ROWS, 2)]
-    found = collect(
-        [
-            dataset(tmp_path / "a.parquet", measured(ROWS, 1)),
-            dataset(tmp_path / "unit.parquet", rows),
-        ]
-    )
-    assert len(found.data) == ROWS
-    assert words in refused(*found.refusals)
-
-
-def test_another_context_is_not_taken_for_another_unit(tmp_path: Path) -> None:
-    rows = measured(
-        ROWS, 2, context_bytes=1335 * MIB
-    )  # the context by the ratio of MB and MiB, the slope as it was
-    assert (
-        len(
-            collect(
-                [
-                    dataset(tmp_path / "a.parquet", measured(ROWS, 1)),
-                    dataset(tmp_path / "b.parquet", rows),
-                ]
-            ).data
-        )
-        == 2 * ROWS
-    )
-
-
 def test_real_models_and_failures_are_left_out(tmp_path: Path) -> None:
     rows = measured(ROWS, 1)
     rows[0] = replace(rows[0], recipe="zoo")
