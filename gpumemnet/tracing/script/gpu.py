@@ -463,12 +463,15 @@ def _move_own(
             tensor, dtype=target_dtype, device="meta", memory_format=target_layout
         )
 
-    for parameter in own_parameters(module).values():
+    own = own_parameters(module)
+    for name, parameter in own.items():
         if parameter is None:
             continue
         fresh = converted(parameter)
         if fresh is not None and parameter.is_meta:
             parameter.data = fresh
+        elif fresh is not None and isinstance(module, torch.jit.ScriptModule):  # C++ holds it
+            own[name] = parameter = nn.Parameter(fresh, parameter.requires_grad)
         elif fresh is not None:
             swap_for_meta(parameter, fresh)
         observer.module_tensor(parameter, module, True)

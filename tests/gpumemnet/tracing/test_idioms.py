@@ -12,6 +12,11 @@ from tests.gpumemnet.tracing import script_child
 
 STEP = """import math, torch
 from torch import nn
+class Scripted(torch.jit.ScriptModule):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+Scripted().cuda()
 model = nn.Linear(256, 256).cuda()
 nn.Linear(16384, 16384).to("meta")
 bits = nn.Parameter(torch.zeros(4, dtype=torch.uint8, device="cuda"), requires_grad=False)
