@@ -1,7 +1,7 @@
 """Searches for the fastest plan of a chain within a limit on live bytes: greedy, and exact.
 
-:func:`greedy` evicts what frees most per second, then undoes and exchanges decisions while that
-makes the step faster.  It starts several times, each time with other options, because options that
+:func:`greedy` evicts what frees most per second, then undoes and changes single decisions
+while that makes the step faster.  It starts several times, each time with other options, because options that
 pay one by one may not pay together.
 
 :func:`exact` solves the chain as a mixed-integer linear programme with HiGHS (Huangfu and Hall,
@@ -48,14 +48,9 @@ _STARTS: Final = (
     (Decision.SWAP,),
 )
 _FEW_UNITS: Final = 32
-"""Up to so many units are evicted one after another, and every start is improved.  So that planning
-stays short, larger networks evict one more at once for each further so many units, and improve only
-the starts near the fastest one."""
-_NEAR: Final = 0.25
-"""Share by which the step of a near start is longer at most."""
+"""Up to so many units are evicted one after another.  So that planning stays short, larger networks
+evict one more at once for each further so many units."""
 _ROUNDS: Final = 200
-_EXCHANGES: Final = 4096
-"""Most exchanges of two decisions that one round looks at."""
 
 
 def greedy(chain: Chain, limit_bytes: float) -> Found:
@@ -70,9 +65,6 @@ def greedy(chain: Chain, limit_bytes: float) -> Found:
     if not evicted:
         return Found(None)
     starts = _different(_without_superfluous(chain, limit_bytes, np.array(evicted)))
-    seconds = chain.step_seconds(starts)
-    if chain.units > _FEW_UNITS:
-        starts = starts[seconds <= (1 + _NEAR) * seconds.min()]
     plans = np.array([polished(chain, limit_bytes, choices) for choices in starts])
     return Found(plans[chain.step_seconds(plans).argmin()])
 
@@ -84,23 +76,17 @@ def _different(rows: Iterable[Choices]) -> Choices:
 
 
 def polished(chain: Chain, limit_bytes: float, choices: Choices) -> Choices:
-    """Return ``choices`` after all changes that make the step faster and fit.
-
-    They are: one decision, one decision that makes others superfluous, and two decisions.
-    """
+    """Return ``choices`` after all changes of one decision that make the step faster and fit."""
     seconds = float(chain.step_seconds(choices[None])[0])
     for _ in range(_ROUNDS):
-        for change in (single_changes, _replacements, _exchanges):
-            neighbours = change(chain, choices, limit_bytes)
-            times = chain.step_seconds(neighbours)
-            faster = np.flatnonzero(times < seconds - _NO_TIME)
-            faster = faster[np.argsort(times[faster], kind="stable")]
-            found = _first_fitting(chain, limit_bytes, neighbours, faster)
-            if found is not None:
-                choices, seconds = neighbours[found], float(times[found])
-                break
-        else:
+        neighbours = single_changes(chain, choices)
+        times = chain.step_seconds(neighbours)
+        faster = np.flatnonzero(times < seconds - _NO_TIME)
+        faster = faster[np.argsort(times[faster], kind="stable")]
+        found = _first_fitting(chain, limit_bytes, neighbours, faster)
+        if found is None:
             break
+        choices, seconds = neighbours[found], float(times[found])
     return choices
 
 
@@ -151,32 +137,16 @@ def _excess(amounts: NDArray[np.float64], limit_bytes: float) -> NDArray[np.floa
 
 
 def single_changes(
-    chain: Chain,
-    choices: Choices,
-    limit_bytes: float = np.inf,
-    *,
-    usable: NDArray[np.bool_] | None = None,
+    chain: Chain, choices: Choices, usable: NDArray[np.bool_] | None = None
 ) -> Choices:
     """Return rows in which one unit takes another option, of those that are ``usable``; by default
     of all that are allowed."""
-    units, options = _other_options(chain.allowed if usable is None else usable, choices)
+    units, options = np.nonzero(chain.allowed if usable is None else usable)
+    is_change = options != choices[units]
+    units, options = units[is_change], options[is_change]
     rows = np.repeat(choices[None], len(units), axis=0)
     rows[np.arange(len(units)), units] = options
     return rows
-
-
-def _other_options(
-    usable: NDArray[np.bool_], choices: Choices
-) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the units and the options of all changes of one decision."""
-    units, options = np.nonzero(usable)
-    is_change = options != choices[units]
-    return units[is_change], options[is_change]
-
-
-def _replacements(chain: Chain, choices: Choices, limit_bytes: float) -> Choices:
-    """Return rows in which one unit changes, and what that makes superfluous is kept again."""
-    return _without_superfluous(chain, limit_bytes, single_changes(chain, choices))
 
 
 def _without_superfluous(chain: Chain, limit_bytes: float, rows: Choices) -> Choices:
@@ -193,19 +163,6 @@ def _without_superfluous(chain: Chain, limit_bytes: float, rows: Choices) -> Cho
         fits = changed.max(axis=1) <= limit_bytes
         fits &= chain.host_bytes_of(tried) <= chain.host_limit_bytes
         rows[fits], amounts[fits] = tried[fits], changed[fits]
-    return rows
-
-
-def _exchanges(chain: Chain, choices: Choices, limit_bytes: float) -> Choices:
-    """Return rows in which one unit that is evicted keeps, or takes another option, and another
-    unit changes too."""
-    units, options = _other_options(chain.allowed, choices)
-    first, second = np.nonzero((choices[units] != KEEP)[:, None] & (units[:, None] != units))
-    some = slice(None, None, max(len(first) // _EXCHANGES, 1))
-    rows = np.repeat(choices[None], len(first[some]), axis=0)
-    each = np.arange(len(rows))
-    for change in (first[some], second[some]):
-        rows[each, units[change]] = options[change]
     return rows
 
 
