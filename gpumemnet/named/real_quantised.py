@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpumemnet.named.methods import EIGHT_BIT, Method
-
-_WEIGHT_BLOCK: Final = 64
 
 
 def quantise(model: nn.Module, method: Method, dtype: torch.dtype, head: nn.Module | None) -> None:
@@ -50,31 +48,22 @@ def quantise(model: nn.Module, method: Method, dtype: torch.dtype, head: nn.Modu
 
 
 def _pack(layer: Any, is_nested: bool, dtype: torch.dtype) -> None:
-    """Give a layer the tensors that ``bitsandbytes`` quantises its weight to
-    (``bitsandbytes/functional.py``, ``quantize_4bit``)."""
-    from bitsandbytes.functional import QuantState
+    """Give a layer the tensors that ``bitsandbytes`` quantises its weight to."""
+    from bitsandbytes.functional import quantize_4bit
     from bitsandbytes.nn import Params4bit
 
-    def empty(count: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty(count, dtype=dtype, device="meta")
-
-    shape = layer.weight.shape
-    blocks = -(-shape.numel() // _WEIGHT_BLOCK)
-    layer.register_buffer("absmax", empty(blocks, torch.uint8 if is_nested else torch.float32))
-    layer.register_buffer("code", empty(16))
-    state = QuantState(
-        layer.absmax, shape, layer.code, _WEIGHT_BLOCK, quant_type="nf4", dtype=dtype
-    )
-    if is_nested:
-        layer.register_buffer("nested_absmax", empty(-(-blocks // 256)))
-        layer.register_buffer("offset", empty(1)[0])
-        state.offset = layer.offset
-        state.state2 = QuantState(
-            layer.nested_absmax, code=empty(256), blocksize=256, dtype=torch.float32
-        )
-        state.nested = True
     stored = layer.quant_storage
-    packed = empty(-(-shape.numel() // (2 * stored.itemsize)), stored).unsqueeze(1)
+    packed, state = quantize_4bit(
+        layer.weight.to(dtype),
+        compress_statistics=is_nested,
+        quant_type="nf4",
+        quant_storage=stored,
+    )
+    layer.register_buffer("absmax", state.absmax)
+    layer.register_buffer("code", state.code)
+    if is_nested:
+        layer.register_buffer("nested_absmax", state.state2.absmax)
+        layer.register_buffer("offset", state.offset)
     layer.weight = Params4bit(
         packed, False, state, quant_type="nf4", quant_storage=stored, bnb_quantized=True
     )
