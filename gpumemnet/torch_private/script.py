@@ -41,7 +41,8 @@ METHOD_FILES: Final = tuple(
 
 
 RAW_STREAM: Final = TorchName("torch._C:_cuda_getCurrentRawStream", is_created=True)
-"""PyTorch has it only where it is built for GPUs."""
+ALLOCATOR_STATE: Final = TorchName("torch._C:_cuda_CUDAAllocator_AllocatorState", is_created=True)
+"""PyTorch has them only where it is built for GPUs."""
 
 TENSOR_TYPES: Final[dict[str, torch.dtype]] = {
     "FloatTensor": torch.float32,

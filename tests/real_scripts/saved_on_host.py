@@ -22,6 +22,7 @@ class Block(nn.Module):
 
 
 blocks = nn.ModuleList(Block() for _ in range(4)).cuda()
+torch._dynamo.reset()
 traced = torch.jit.trace(blocks[0], torch.rand(2, 512).cuda())
 optimizer = torch.optim.SGD(blocks.parameters(), lr=0.1)
 for _ in range(3):

@@ -266,6 +266,8 @@ def cuda_functions(
     def random_state(*args: object) -> Tensor:
         return torch.zeros(_RANDOM_STATE_BYTES, dtype=torch.uint8)
 
+    kernel: Any = another(lambda *inputs, **launch: None)  # writes what nothing computes
+    kernel.set_shared_memory_config = always(None)
     constants = {
         "is_available": True,
         "is_initialized": True,
@@ -306,6 +308,7 @@ def cuda_functions(
         "get_rng_state_all": lambda: [random_state() for _ in range(count)],
         "device": _SameDevice,
         "device_of": _SameDevice,
+        "_compile_kernel": lambda *source, **options: kernel,
         "_DeviceGuard": _SameDevice,
     }
     functions |= {name: getattr(streams, name) for name in _STREAMS}
@@ -339,6 +342,7 @@ def cuda_functions(
     return [
         *((TorchName(path), function) for path, function in named.items()),
         (names.RAW_STREAM, lambda device: 0),
+        (names.ALLOCATOR_STATE, object),
     ]
 
 
