@@ -423,7 +423,13 @@ def _remedy(error: BaseException, call: ScriptCall) -> str:
         package = error.name.partition(".")[0]
         if package == "deepspeed":  # its compiled operators are not needed
             return "; a trace runs DeepSpeed's own engine: DS_BUILD_OPS=0 pip install deepspeed"
-        return f"; install what provides {package!r} where gpumemnet is installed"
+        remedy = f"; install what provides {package!r} where gpumemnet is installed"
+        if "cuda" in package or package.endswith(("_ext", "_C")):  # compiled for a GPU
+            remedy += (
+                "; a compiled extension that needs a GPU can be a module of this name for the trace, "
+                "whose functions return tensors of the right shape, or nothing where they write into theirs"
+            )
+        return remedy
     if isinstance(error, FileNotFoundError) and error.filename is not None:
         return (
             f"; the trace runs in {Path.cwd()}: start it where the training is started, with the data in place "
