@@ -234,20 +234,23 @@ def _is_chosen(node: ast.AST, parents: dict[ast.AST, ast.AST | None]) -> bool:
         node = parent
         if isinstance(parent, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.NamedExpr):
             targets = parent.targets if isinstance(parent, ast.Assign) else [parent.target]
+            stored = [each for target in targets for each in ast.walk(target)]
             names |= {
-                each.id
-                for target in targets
-                for each in ast.walk(target)
-                if isinstance(each, ast.Name)
+                _label(each) for each in stored if isinstance(getattr(each, "ctx", 0), ast.Store)
             }
         if isinstance(parent, _SCOPES):
             tests = [each for each in ast.walk(parent) if isinstance(each, _TESTS)]
             return any(
-                isinstance(each, ast.Name) and each.id in names and not _is_no_choice(parents[each])
+                _label(each) in names - {""} and not _is_no_choice(parents[each])
                 for test in tests
                 for each in ast.walk(_deciding(test, test))
             )
     return False
+
+
+def _label(node: ast.AST) -> str:
+    """The name of a variable or an attribute; empty for anything else, such as an element."""
+    return getattr(node, "id", getattr(node, "attr", ""))
 
 
 def _is_no_choice(node: ast.AST | None) -> bool:

@@ -85,6 +85,7 @@ CONDITIONS = {
     ),
     "sliced": (  # and what is printed, or asked whether it is finite, decides nothing
         "s = x.sum().long() * 8\nassert x[0, s : s + 32].shape[0] == 32\nkeep = block(256)\n"
+        "rows = [0] * 4\nrows[i] = loss.detach().cpu().numpy()\n"
         "if i % 2 == 0 and not math.isnan(float(loss)): print('%f' % loss)"
     ),
     "skipped_step": "if loss < 1e6: keep = block(256)\nelse: continue",
