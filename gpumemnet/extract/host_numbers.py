@@ -17,7 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from gpumemnet.torch_private import script as names
-from gpumemnet.torch_private.names import tree_leaves, tree_map_only, without_function_modes
+from gpumemnet.torch_private.names import (
+    id_of_storage,
+    storage_id,
+    tree_leaves,
+    tree_map_only,
+    without_function_modes,
+)
 
 MOST_NUMBERS: Final = 2**20
 """Largest number of elements of such a tensor."""
@@ -43,6 +49,8 @@ class HostNumbers:
         self._storages: MutableMapping[torch.UntypedStorage, torch.UntypedStorage] = (
             WeakKeyDictionary()
         )
+        self._kept: set[int] = set()
+        """Numbers of these storages, with those of some that are gone: quicker to ask."""
 
     def keep(self, tensor: Tensor, numbers: Tensor) -> None:
         """Remember the numbers of a tensor whose storage is new, if they are few."""
@@ -50,6 +58,7 @@ class HostNumbers:
             storage = tensor.untyped_storage()
             if not 0 < tensor.numel() <= MOST_NUMBERS:
                 return
+            self._kept.add(id_of_storage(storage))
             self._storages[storage] = torch.UntypedStorage(storage.nbytes())  # type: ignore[no-untyped-call]
             with names.WITHOUT_MODES.value()(), without_function_modes():
                 self._view(tensor).copy_(numbers.detach())
@@ -108,6 +117,7 @@ class HostNumbers:
             tensor.numel() <= MOST_NUMBERS
             and type(tensor) in _PLAIN
             and tensor.layout is torch.strided
+            and storage_id(tensor) in self._kept
             and tensor.untyped_storage() in self._storages
         )
 

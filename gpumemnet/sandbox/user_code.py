@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
@@ -92,7 +91,10 @@ def _in_package(filename: str) -> Path | None:
 def user_location(error: BaseException) -> str:
     """Return ``file.py line 12, in forward`` for the innermost frame of the user's code; empty if
     there is none."""
-    return _innermost(reversed(list(traceback.walk_tb(error.__traceback__))))
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        if not _is_library(frame.f_code.co_filename):
+            return place_text(frame.f_code, line)
+    return ""
 
 
 def user_calls(error: BaseException) -> str:
@@ -109,7 +111,10 @@ def user_calls(error: BaseException) -> str:
 
 def running_line() -> str:
     """Return the location of the user's code that runs now, as :func:`user_location` does."""
-    return _innermost(traceback.walk_stack(None))
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    return "" if frame is None else place_text(frame.f_code, frame.f_lineno)
 
 
 def definition(function: object) -> str:
@@ -120,16 +125,14 @@ def definition(function: object) -> str:
     return f" ({_short_path(code.co_filename)} line {code.co_firstlineno})"
 
 
-def _innermost(frames: Iterable[tuple[FrameType, int]]) -> str:
-    for frame, line in frames:
-        if not _is_library(frame.f_code.co_filename):
-            return place_text(frame.f_code, line)
-    return ""
-
-
 def place_text(code: CodeType, line: int) -> str:
     """Return ``file.py line 12, in forward``; the file of an installed package begins with the
     package's name."""
+    return _place_text(code, line, Path.cwd())
+
+
+@cache
+def _place_text(code: CodeType, line: int, folder: Path) -> str:
     function = "" if code.co_name == "<module>" else f", in {code.co_name}"
     return f"{_short_path(code.co_filename)} line {line}{function}"
 
@@ -141,12 +144,7 @@ def is_user_code(filename: str) -> bool:
 
 
 def _is_library(filename: str) -> bool:
-    is_package = "/site-packages/" in filename  # also of another environment
-    return (
-        is_package
-        or filename.startswith("<")
-        or _lies_in(filename, _library_folders("torch" in sys.modules))
-    )
+    return _lies_in(filename, _library_folders("torch" in sys.modules))
 
 
 @cache
@@ -166,7 +164,8 @@ def _library_folders(with_torch: bool) -> frozenset[str]:
 def _lies_in(filename: str, folders: frozenset[str]) -> bool:
     path = Path(filename)
     is_installed = not _INSTALLED.isdisjoint(path.parts)  # in another environment, say
-    return is_installed or any(path.is_relative_to(folder) for folder in folders)
+    is_in = any(path.is_relative_to(folder) for folder in folders)
+    return is_installed or is_in or filename.startswith("<")
 
 
 def _short_path(filename: str) -> str:

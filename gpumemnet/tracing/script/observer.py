@@ -216,9 +216,12 @@ class ScriptObserver:
             calls: those of the script that ran.
         """
         if self.has_enough_steps:
-            self.notes["deadline"] = (
-                f"the deadline was reached after {_counted(self._stepped.total())}: later ones were not looked at"
-            )
+            if self.recorder.phase == GENERATION:
+                self.notes[GENERATION] = self._generation.sentence
+            if monotonic() < self._last_second:
+                self.notes["deadline"] = (
+                    f"the deadline was reached after {_counted(self._stepped.total())}: later ones were not looked at"
+                )
             return True
         return self.take_lower_bound(
             f"the deadline was reached after {_counted(self._stepped.total())}, and this is the memory of what "
@@ -475,6 +478,7 @@ class ScriptObserver:
             self.loops.has_stepped = True
             self._end = self._boundaries + MORE_STEPS
             self._last_second = monotonic() + self.more_seconds
+            shorten_alarm(self.more_seconds)
         self._end_whole_run(self._boundaries >= self._end)
         self.recorder.begin_step()
 
@@ -492,7 +496,7 @@ class ScriptObserver:
             self.loops.has_trained = True
             shorten_alarm(REST_SECONDS)
         is_enough = (is_enough or is_over) and not self.loops.has_trained
-        if is_enough or monotonic() > self._last_second:
+        if is_enough:
             if is_growing:
                 self.notes[GENERATION] = self._generation.sentence
             self._whole = self.whole_run()
