@@ -15,7 +15,7 @@ from functools import cache, partial, reduce, wraps
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeGuard
 from unittest.mock import patch
 
@@ -105,6 +105,9 @@ def replaced(replacements: Iterable[tuple[TorchName, object]]) -> Iterator[None]
             if not name.is_created:
                 name.value()
             owner, last = name.owner()
+            if isinstance(replacement, FunctionType) and "<locals>" in replacement.__qualname__:
+                # By its name it can be pickled, as a task for another process is.
+                replacement.__module__, _, replacement.__qualname__ = name.path.partition(":")
             stack.enter_context(patch.object(owner, last, replacement, create=name.is_created))
         yield
 

@@ -10,13 +10,14 @@ import pytest
 from gpumemnet.units import MIB
 from tests.gpumemnet.tracing import script_child
 
-STEP = """import math, torch
+STEP = """import math, pickle, torch
 from torch import nn
 class Scripted(torch.jit.ScriptModule):
     def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(4))
 Scripted().cuda()
+assert pickle.loads(pickle.dumps(torch.cuda.device_count))() == 1
 model = nn.Linear(256, 256).cuda()
 nn.Linear(16384, 16384).to("meta")
 bits = nn.Parameter(torch.zeros(4, dtype=torch.uint8, device="cuda"), requires_grad=False)
