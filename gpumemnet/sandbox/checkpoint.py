@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import wraps
 from multiprocessing.process import BaseProcess
@@ -37,6 +38,7 @@ _LASTING: Final = frozenset(
 _BEGINNING: Final = (
     *((os, "pipe"), (socket, "socketpair")),
     *((Thread, "start"), (BaseProcess, "__init__")),
+    (ThreadPoolExecutor, "submit"),  # within it, a lock is held that a fork waits for
 )
 """The same where there is no event."""
 _EXIT: Final = os._exit
@@ -153,7 +155,7 @@ class Checkpoint:
 
         @wraps(function)
         def called(*args: Any, **kwargs: Any) -> Any:
-            if owner in (Thread, BaseProcess) or not _imports_library():
+            if owner in (Thread, BaseProcess, ThreadPoolExecutor) or not _imports_library():
                 self.reach()
             return function(*args, **kwargs)
 

@@ -615,14 +615,17 @@ class ScriptObserver:
             self._batch_sizes.setdefault(weakref.ref(module), size)
 
     def _settle_batch_size(self, leaves: set[int]) -> None:
-        """Take the number of samples from the first model whose parameters are among ``leaves``:
-        others may only have acted."""
+        """Take the number of samples from the model with most parameters among ``leaves``: others
+        may only have acted, or are parts that ran alone before."""
+        held: dict[int, int] = {}
         for reference, size in self._batch_sizes.items():
             model = reference()
-            if model is not None and any(id(each) in leaves for each in model.parameters()):
-                self._batch_size = size
-                self._batch_sizes.clear()
-                return
+            own = () if model is None else model.parameters()
+            held[size] = max(held.get(size, 0), sum(id(each) in leaves for each in own))
+        size = max(held, key=held.__getitem__, default=0)
+        if held.get(size):
+            self._batch_size = size
+            self._batch_sizes.clear()
 
     @property
     def batch_size(self) -> int | None:

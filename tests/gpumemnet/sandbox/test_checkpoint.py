@@ -10,13 +10,14 @@ from gpumemnet.tracing import trace_script
 from gpumemnet.units import MIB
 
 _SCRIPT = """
-import threading, torch
+import torch
+from concurrent.futures import ThreadPoolExecutor
 print("imported")
 lines = open(__file__, buffering=4)
 weight = torch.zeros(1024, device="cuda", requires_grad=True)
 optimizer = torch.optim.SGD([weight])
-watch = threading.Thread(target=lambda: None)
-watch.start()
+watch = ThreadPoolExecutor(1)
+watch.submit(print)
 for step in range(6):
     assert next(lines).count(chr(10)), "each trace reads the file from its begin"
     loss = weight.sum()
