@@ -542,14 +542,14 @@ class ScriptObserver:
                 f"their gradients and state take {frozen / MIB:,.0f} MiB more"
             )
         shapes = [each for step, each in self.shapes.items() if step not in self.step_names]
-        varies = len(set(shapes)) > 1
-        if varies and "the longest batch" not in self.step_names.values():
+        if len(set(shapes)) > 1 and "the longest batch" not in self.step_names.values():
             sentences.append(
                 f"batches have different shapes ({'; '.join(list(dict.fromkeys(shapes))[:3])}): "
                 "the largest that was seen counts, and a larger one takes more"
             )
-        timeline = self.recorder.timeline()
-        return WholeRun(timeline, self._boundaries, self.step_names, left, varies, tuple(sentences))
+        return WholeRun(
+            self.recorder.timeline(), self._boundaries, self.step_names, left, tuple(sentences)
+        )
 
     def _optimizers(self) -> list[Optimizer]:
         """The optimizers that the script has not dropped."""

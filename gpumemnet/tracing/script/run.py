@@ -50,7 +50,7 @@ from gpumemnet.torch_private.training import without_dynamo
 from gpumemnet.tracing.model_tracer import result_of_run
 from gpumemnet.tracing.operators.autocast import cuda_kernels
 from gpumemnet.tracing.operators.rules import Platform
-from gpumemnet.tracing.result import HostMemory, PhasePeak, TraceAnswer
+from gpumemnet.tracing.result import HostMemory, TraceAnswer
 from gpumemnet.tracing.script.branches import USUAL, Assumptions
 from gpumemnet.tracing.script.gpu import GpuRequests, present_gpu
 from gpumemnet.tracing.script.libraries import prepared
@@ -69,10 +69,6 @@ from gpumemnet.units import MIB
 
 _VARIABLES: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """In the order in which PyTorch looks: it reads the second only if the first is not set."""
-_AMOUNTS: Final = (
-    *("expected_bytes", "safe_bytes", "smallest_bytes"),
-    *("reserved_bytes", "allocated_bytes", "requested_bytes"),
-)
 
 
 class AllocatorChoice:
@@ -263,8 +259,6 @@ def result_of_script(run: ScriptRun, call: ScriptCall, with_curve: bool) -> Trac
                 notes=(*run.notes, note),
                 **arguments,
             )
-        if whole.varies and answer.peak.step == 1 and answer.peak.phase != "optimizer":
-            answer, phases = _with_state(answer, phases, run.timeline)
     return replace(
         answer,
         safe_bytes=answer.safe_bytes + run.later_bytes,
@@ -273,26 +267,6 @@ def result_of_script(run: ScriptRun, call: ScriptCall, with_curve: bool) -> Trac
         phases=phases,
         is_lower_bound=run.is_lower_bound,
         host=run.host,
-    )
-
-
-def _with_state(
-    answer: TraceAnswer, phases: tuple[PhasePeak, ...], timeline: Timeline
-) -> tuple[TraceAnswer, tuple[PhasePeak, ...]]:
-    """Add the optimizer's state to a peak that comes before it: that of the largest batch."""
-    name = "optimizer_state"
-    states = [each.size_bytes for each in timeline.storages if each.memory_class == name]
-    more = sum(states) - answer.parts[name]
-    amounts = {each: getattr(answer, each) + more for each in _AMOUNTS}
-    note = f"the largest batch comes first: the optimizer's state ({more / MIB:,.0f} MiB) is added"
-    return replace(
-        answer,
-        **amounts,
-        parts={**answer.parts, name: sum(states)},
-        notes=(*answer.notes, f"{note}."),
-    ), tuple(
-        replace(each, requested_bytes=each.requested_bytes + more) if each.step == 1 else each
-        for each in phases
     )
 
 

@@ -77,7 +77,6 @@ class WholeRun:
         steps: optimizer steps.
         step_names: step → the batch that it trains on, where that was chosen.
         left_bytes: gradients and state of optimizers that never stepped.
-        varies: whether batches differ in shape.
         sentences: what it did not see.
     """
 
@@ -85,7 +84,6 @@ class WholeRun:
     steps: int
     step_names: Mapping[int, str]
     left_bytes: int
-    varies: bool
     sentences: tuple[str, ...]
 
     @property

@@ -274,16 +274,6 @@ while i < len(loader):
         5 * 256 + WORKSPACE + 4,
         "optimizer of a later step",
     ),
-    "descending": Case(  # weights and two moments; inputs of layers, and gradients
-        """
-model = wide(4)
-optimizer = torch.optim.Adam(model.parameters())
-for n in [16384] + [16] * 1000: step(optimizer, model(torch.randn(n, 4096).cuda()).mean())
-""",
-        3 * 256 + 5 * 256,
-        3 * 256 + 7 * 256 + WORKSPACE,
-        "the largest batch comes first: the optimizer's state (512 MiB) is added",
-    ),
     "searched": Case(
         """
 torch.backends.cudnn.benchmark = True
