@@ -104,9 +104,10 @@ def choose_plan(
         for each in (search,) if search else named[optimizer]:
             _search(tries, chain, each, keep)
         if is_refined:
+            if tries.best is None:  # from the plans that decide the same for every unit
+                for option in range(1, len(OPTIONS)):
+                    tries.simulate(np.where(chain.allowed[:, option], option, KEEP))
             _repair(tries, chain)
-        if is_refined and tries.best is None:
-            _search_from_extremes(tries, chain)
     best = tries.best
     if best is None:
         raise _too_small(step, tries, optimizer, budget_bytes)
@@ -239,14 +240,6 @@ def _search(tries: _Tries, chain: Chain, search: Search, keep: Simulation) -> No
                 farther *= 2  # gaps in the allocator may grow while the limit falls
         if high - low < _CLOSE / 4 * abs(high):
             break
-
-
-def _search_from_extremes(tries: _Tries, chain: Chain) -> None:
-    """Search from the plans that decide the same for every unit, where no plan found so far
-    fits."""
-    for option in range(1, len(OPTIONS)):
-        tries.simulate(np.where(chain.allowed[:, option], option, KEEP))
-    _repair(tries, chain)
 
 
 def _repair(tries: _Tries, chain: Chain) -> None:

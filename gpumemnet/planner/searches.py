@@ -1,8 +1,8 @@
 """Searches for the fastest plan of a chain within a limit on live bytes: greedy, and exact.
 
-:func:`greedy` evicts what frees most per second, then undoes and changes single decisions
-while that makes the step faster.  It starts several times, each time with other options, because options that
-pay one by one may not pay together.
+:func:`greedy` evicts what frees most per second, then changes single decisions and undoes what that
+makes superfluous.  It starts several times, each time with other options, because options that pay
+one by one may not pay together.
 
 :func:`exact` solves the chain as a mixed-integer linear programme with HiGHS (Huangfu and Hall,
 2018) through scipy.  Each option of a unit has a binary column.  Each group of shared storages has
@@ -12,7 +12,6 @@ and backward passes end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -47,10 +46,10 @@ _STARTS: Final = (
     (Decision.RECOMPUTE, Decision.RECOMPUTE_AND_SWAP_INPUT),
     (Decision.SWAP,),
 )
+_ROUNDS: Final = 200
 _FEW_UNITS: Final = 32
 """Up to so many units are evicted one after another.  So that planning stays short, larger networks
 evict one more at once for each further so many units."""
-_ROUNDS: Final = 200
 
 
 def greedy(chain: Chain, limit_bytes: float) -> Found:
@@ -64,41 +63,24 @@ def greedy(chain: Chain, limit_bytes: float) -> Found:
     ]
     if not evicted:
         return Found(None)
-    starts = _different(_without_superfluous(chain, limit_bytes, np.array(evicted)))
-    plans = np.array([polished(chain, limit_bytes, choices) for choices in starts])
+    starts = _without_superfluous(chain, limit_bytes, np.array(evicted))
+    plans = np.array([_polished(chain, limit_bytes, choices) for choices in starts])
     return Found(plans[chain.step_seconds(plans).argmin()])
 
 
-def _different(rows: Iterable[Choices]) -> Choices:
-    """Return equal rows once, in their order: of plans that take equally long, that of the first
-    start is the most regular."""
-    return np.array(list({row.tobytes(): row for row in rows}.values()))
-
-
-def polished(chain: Chain, limit_bytes: float, choices: Choices) -> Choices:
-    """Return ``choices`` after all changes of one decision that make the step faster and fit."""
+def _polished(chain: Chain, limit_bytes: float, choices: Choices) -> Choices:
+    """Return ``choices`` after all changes of one decision that make the step faster and fit; what
+    a change makes superfluous is kept again."""
     seconds = float(chain.step_seconds(choices[None])[0])
     for _ in range(_ROUNDS):
-        neighbours = single_changes(chain, choices)
-        times = chain.step_seconds(neighbours)
-        faster = np.flatnonzero(times < seconds - _NO_TIME)
-        faster = faster[np.argsort(times[faster], kind="stable")]
-        found = _first_fitting(chain, limit_bytes, neighbours, faster)
-        if found is None:
+        rows = _without_superfluous(chain, limit_bytes, single_changes(chain, choices))
+        times = chain.step_seconds(rows)
+        times[~chain.fits(rows, limit_bytes)] = np.inf
+        best = int(times.argmin())
+        if times[best] >= seconds - _NO_TIME:
             break
-        choices, seconds = neighbours[found], float(times[found])
+        choices, seconds = rows[best], float(times[best])
     return choices
-
-
-def _first_fitting(
-    chain: Chain, limit_bytes: float, rows: Choices, order: NDArray[np.intp]
-) -> int | None:
-    for start in range(0, len(order), 64):
-        chunk = order[start : start + 64]
-        fits = np.flatnonzero(chain.fits(rows[chunk], limit_bytes))
-        if len(fits):
-            return int(chunk[fits[0]])
-    return None
 
 
 def _evict(chain: Chain, limit_bytes: float, usable: NDArray[np.bool_]) -> Choices | None:
