@@ -17,7 +17,7 @@ import os.path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpumemnet.client import AsyncClient, Client
+    from gpumemnet.client import Client
     from gpumemnet.errors import GpumemnetError
     from gpumemnet.extract.placement import large_tensors_on_meta
     from gpumemnet.gpu import DeviceProfile, device_profile, device_profiles
@@ -53,7 +53,7 @@ _MODULE_OF = {
         "gpumemnet.predict.distribution",
     ),
     **dict.fromkeys(("Bundle", "load_bundle", "shipped_bundles"), "gpumemnet.predict.bundle"),
-    **dict.fromkeys(("AsyncClient", "Client"), "gpumemnet.client"),
+    "Client": "gpumemnet.client",
     **dict.fromkeys(("DeviceProfile", "device_profile", "device_profiles"), "gpumemnet.gpu"),
     **dict.fromkeys(("Prediction", "PredictionOptions"), "gpumemnet.predict.prediction"),
     **dict.fromkeys(
@@ -81,7 +81,6 @@ _MODULE_OF = {
 }
 
 __all__ = [
-    "AsyncClient",
     "BinScheme",
     "Bundle",
     "BundleCard",

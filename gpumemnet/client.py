@@ -1,8 +1,8 @@
 """Asks a running service for predictions, from a scheduler or a script, and answers as the
 in-process predictor does.
 
-:class:`Client` and :class:`AsyncClient` only send: a :class:`Call` holds the request and reads the
-response.  The time-out is short, because a scheduler goes on without an answer rather than wait.
+:class:`Client` only sends: a :class:`Call` holds the request and reads the response.  The time-out
+is short, because a scheduler goes on without an answer rather than wait.
 """
 
 from __future__ import annotations
@@ -306,10 +306,23 @@ def result_of(call: Call[T], url: str, status: int, content: bytes) -> T:
     raise ServiceError(message, status, document)
 
 
-class _ClientCore:
-    """What both clients share: URL, time-out, API key, and sentences for transport errors."""
+class Client:
+    """Asks a service and waits for the answer.
 
-    _transport = "Client"
+    Keeps connections open between calls; close it, or use it in a ``with`` statement.  May be
+    shared by threads.
+
+    Args:
+        url: address of the service; the variable ``GPUMEMNET_URL`` unless given, and
+            ``http://127.0.0.1:8000`` without either.
+        timeout_seconds: for connecting, for sending and for each wait for the answer.
+        api_key: key of the service, where it asks for one; the variable ``GPUMEMNET_API_KEY``
+            unless given.
+
+    Raises:
+        MissingExtraError: when httpx is not installed.
+        InvalidRequestError: on a key with characters that an HTTP header cannot hold.
+    """
 
     def __init__(
         self,
@@ -330,35 +343,7 @@ class _ClientCore:
         self.url = (url or os.environ.get(URL_VARIABLE) or DEFAULT_URL).rstrip("/")
         self.timeout_seconds = timeout_seconds
         self._httpx = httpx
-        self._http: Any = getattr(httpx, self._transport)(headers=headers, timeout=timeout_seconds)
-
-    def _unreachable(self, error: Exception) -> ServiceError:
-        if isinstance(error, self._httpx.TimeoutException):
-            return ServiceError(
-                f"the service at {self.url} did not answer within {self.timeout_seconds:g} s"
-            )
-        return ServiceError(
-            f"the service at {self.url} cannot be reached: {str(error) or type(error).__name__}"
-        )
-
-
-class Client(_ClientCore):
-    """Asks a service and waits for the answer.
-
-    Keeps connections open between calls; close it, or use it in a ``with`` statement.  May be
-    shared by threads.
-
-    Args:
-        url: address of the service; the variable ``GPUMEMNET_URL`` unless given, and
-            ``http://127.0.0.1:8000`` without either.
-        timeout_seconds: for connecting, for sending and for each wait for the answer.
-        api_key: key of the service, where it asks for one; the variable ``GPUMEMNET_API_KEY``
-            unless given.
-
-    Raises:
-        MissingExtraError: when httpx is not installed.
-        InvalidRequestError: on a key with characters that an HTTP header cannot hold.
-    """
+        self._http = httpx.Client(headers=headers, timeout=timeout_seconds)
 
     def predict(self, job: TrainingJob, **options: Any) -> ServedPrediction:
         """The prediction for one job.
@@ -443,60 +428,11 @@ class Client(_ClientCore):
         try:
             response = self._http.request(call.method, self.url + call.path, content=call.body)
         except (self._httpx.HTTPError, self._httpx.InvalidURL) as error:
-            raise self._unreachable(error) from error
-        return result_of(call, self.url, response.status_code, response.content)
-
-
-class AsyncClient(_ClientCore):
-    """As :class:`Client`, for ``asyncio``; use it in an ``async with`` statement, or close it."""
-
-    _transport = "AsyncClient"
-
-    async def predict(self, job: TrainingJob, **options: Any) -> ServedPrediction:
-        """See :meth:`Client.predict`."""
-        return await self._send(predict_call(job, RequestOptions(**options)))
-
-    async def predict_many(
-        self, jobs: Sequence[TrainingJob], **options: Any
-    ) -> list[ServedPrediction | ServiceError]:
-        """See :meth:`Client.predict_many`."""
-        return await self._send(predict_many_call(jobs, RequestOptions(**options)))
-
-    async def batch_sizes(self, job: TrainingJob, **options: Unpack[SearchOptions]) -> BatchSizes:
-        """See :meth:`Client.batch_sizes`."""
-        return await self._send(batch_sizes_call(job, options))
-
-    async def observe(self, **observed: Unpack[Observed]) -> dict[str, Any]:
-        """See :meth:`Client.observe`."""
-        return await self._send(observe_call(observed))
-
-    async def gpus(self) -> list[dict[str, Any]]:
-        """See :meth:`Client.gpus`."""
-        return await self._send(GPUS)
-
-    async def models(self) -> list[dict[str, Any]]:
-        """See :meth:`Client.models`."""
-        return await self._send(MODELS)
-
-    async def health(self) -> tuple[str, ...]:
-        """See :meth:`Client.health`."""
-        return await self._send(HEALTH)
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._http.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def _send(self, call: Call[T]) -> T:
-        try:
-            response = await self._http.request(
-                call.method, self.url + call.path, content=call.body
+            is_late = isinstance(error, self._httpx.TimeoutException)
+            reason = (
+                f"did not answer within {self.timeout_seconds:g} s"
+                if is_late
+                else f"cannot be reached: {str(error) or type(error).__name__}"
             )
-        except (self._httpx.HTTPError, self._httpx.InvalidURL) as error:
-            raise self._unreachable(error) from error
+            raise ServiceError(f"the service at {self.url} {reason}") from error
         return result_of(call, self.url, response.status_code, response.content)

@@ -16,7 +16,7 @@ from typing import cast
 
 import pytest
 
-from gpumemnet.client import AsyncClient, Client, Device, ServedPrediction
+from gpumemnet.client import Client, Device, ServedPrediction
 from gpumemnet.errors import InvalidRequestError, ServiceError
 from gpumemnet.gpu import device_profiles
 from gpumemnet.job.json_codec import job_from_dict
@@ -147,24 +147,15 @@ def test_a_job_of_which_nothing_is_known_has_no_safe_bytes(
     assert_same(estimate, predictor.predict(huge))
 
 
-def test_the_asynchronous_client_answers_the_same(
-    service: RunningService, predictor: Predictor, job: TrainingJob
-) -> None:
+def test_threads_share_a_client(client: Client, predictor: Predictor, job: TrainingJob) -> None:
     async def ask() -> None:
-        async with AsyncClient(service.url, timeout_seconds=PATIENT_SECONDS) as client:
-            estimates = await asyncio.gather(*(client.predict(job) for _ in range(20)))
-            assert await client.batch_sizes(job, gpu="T4") == batch_sizes(
-                predictor, job, target("T4")
-            )
-            assert len(await client.gpus()) == len(device_profiles())
-            for estimate in (*estimates, *await client.predict_many([job])):
-                assert_same(estimate, predictor.predict(job))
-            assert [model["sha256"] for model in await client.models()] == [
-                bundle.sha256 for bundle in predictor.bundles
-            ]
-            assert await client.health() == families_of(predictor)
+        asked = (asyncio.to_thread(client.predict, job) for _ in range(20))
+        for estimate in await asyncio.gather(*asked):
+            assert_same(estimate, predictor.predict(job))
 
     asyncio.run(ask())
+    assert len(client.gpus()) == len(device_profiles())
+    assert client.health() == families_of(predictor)
 
 
 def test_many_jobs_are_answered_in_order_and_one_alone_may_fail(
@@ -313,12 +304,8 @@ def test_the_key_comes_from_the_environment(
             client.observe(prediction_id="x")
         with Client(url, timeout_seconds=PATIENT_SECONDS, api_key="") as client:
             client.observe(prediction_id="x")
-
-        async def observe() -> None:
-            async with AsyncClient(url, timeout_seconds=PATIENT_SECONDS, api_key="given") as client:
-                await client.observe(prediction_id="x")
-
-        asyncio.run(observe())
+        with Client(url, timeout_seconds=PATIENT_SECONDS, api_key="given") as client:
+            client.observe(prediction_id="x")
     keys = [request.headers["Authorization"] for request in sent]
     assert keys == ["Bearer from-the-environment", None, "Bearer given"]
 
