@@ -1,8 +1,7 @@
 """Asks a running service for predictions, from a scheduler or a script, and answers as the
 in-process predictor does.
 
-:class:`Client` only sends: a :class:`Call` holds the request and reads the response.  The time-out
-is short, because a scheduler goes on without an answer rather than wait.
+The time-out is short, because a scheduler goes on without an answer rather than wait.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from datetime import datetime
 from typing import (
     Any,
     Final,
-    Generic,
     Required,
     Self,
     TypedDict,
@@ -128,25 +126,6 @@ class Observed(TypedDict, total=False):
     idempotency_key: str
 
 
-@dataclass(frozen=True, slots=True)
-class Call(Generic[T]):
-    """One request with the function that reads its answer.
-
-    Attributes:
-        method, path: of the request.
-        body: JSON, or ``None`` for a request without.
-        read: turns the answer's JSON into the result; what it raises on a foreign document becomes
-            a ServiceError.
-        statuses: the HTTP statuses of success.
-    """
-
-    method: str
-    path: str
-    read: Callable[[Any], T]
-    body: bytes | None = None
-    statuses: tuple[int, ...] = (200,)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions(PredictionOptions):
     """The options of a prediction by a service.
@@ -174,75 +153,11 @@ class RequestOptions(PredictionOptions):
         return _bins_and_coverage(self.bins, self.coverage) | _given(members)
 
 
-def predict_call(job: TrainingJob, options: RequestOptions) -> Call[ServedPrediction]:
-    """See :meth:`Client.predict`."""
-    body = {"job": job_to_dict(job), **options.members()}
-    return Call("POST", "/v1/predict", _prediction, json.dumps(body).encode())
-
-
-def predict_many_call(
-    jobs: Sequence[TrainingJob], options: RequestOptions
-) -> Call[list[ServedPrediction | ServiceError]]:
-    """See :meth:`Client.predict_many`."""
-    body = {"jobs": [job_to_dict(job) for job in jobs], **options.members()}
-
-    def read(document: Any) -> list[ServedPrediction | ServiceError]:
-        results = [_result(result) for result in document["results"]]
-        if len(results) != len(jobs):
-            raise ValueError("as many results as jobs are expected")
-        return results
-
-    return Call("POST", "/v1/predict/batch", read, json.dumps(body).encode())
-
-
-def batch_sizes_call(job: TrainingJob, options: SearchOptions) -> Call[BatchSizes]:
-    """See :meth:`Client.batch_sizes`."""
-
-    def read(document: Any) -> BatchSizes:
-        found = _members(BatchSizes, document) | {"reasons": tuple(document["reasons"])}
-        found["curve"] = tuple(BatchPoint(**point) for point in document["curve"])
-        return BatchSizes(**found, device=None)
-
-    return Call(
-        "POST",
-        "/v1/batch-sizes",
-        read,
-        json.dumps({"job": job_to_dict(job), **_given(options)}).encode(),
-    )
-
-
-def observe_call(observed: Observed) -> Call[dict[str, Any]]:
-    """See :meth:`Client.observe`."""
-    members: dict[str, Any] = {**observed}
-    if observed.get("job") is not None:
-        members["job"] = job_to_dict(observed["job"])
-    if observed.get("observed_at") is not None:
-        members["observed_at"] = observed["observed_at"].isoformat()
-    return Call(
-        "POST", "/v1/observations", _document, json.dumps(_given(members)).encode(), (200, 201)
-    )
-
-
-def _document(document: Any) -> dict[str, Any]:
-    return {**document}
-
-
 def _given(members: Mapping[str, Any]) -> dict[str, Any]:
     """The options that differ from the service's defaults."""
     return {
         name: value for name, value in members.items() if value is not None and value is not False
     }
-
-
-MODELS: Final[Call[list[dict[str, Any]]]] = Call(
-    "GET", "/v1/models", lambda document: list(document["models"])
-)
-GPUS: Final[Call[list[dict[str, Any]]]] = Call(
-    "GET", "/v1/gpus", lambda document: list(document["gpus"])
-)
-HEALTH: Final[Call[tuple[str, ...]]] = Call(
-    "GET", "/readyz", lambda document: tuple(document["families"])
-)
 
 
 def _bins_and_coverage(bins: BinScheme | None, coverage: float) -> dict[str, Any]:
@@ -285,25 +200,6 @@ def _result(result: Mapping[str, Any]) -> ServedPrediction | ServiceError:
         return _prediction(result["prediction"])
     problem = result["problem"]
     return ServiceError(problem["detail"], problem["status"], problem)
-
-
-def result_of(call: Call[T], url: str, status: int, content: bytes) -> T:
-    """The result of ``call`` from the answer to it.
-
-    Raises:
-        ServiceError: when the answer is a problem document, or not from a gpumemnet service.
-    """
-    try:
-        document = json.loads(content)
-        if status in call.statuses:
-            return call.read(document)
-        message = f"the service at {url} refused: {document['detail']}"
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise ServiceError(
-            f"{url}{call.path} answered with status {status} and no document of this service: is the URL right?",
-            status,
-        ) from None
-    raise ServiceError(message, status, document)
 
 
 class Client:
@@ -357,14 +253,24 @@ class Client:
             ServiceError: when the service cannot be reached in time, or refuses; ``problem`` then
                 holds its document.
         """
-        return self._send(predict_call(job, RequestOptions(**options)))
+        body = {"job": job_to_dict(job), **RequestOptions(**options).members()}
+        return self._ask("/v1/predict", _prediction, body)
 
     def predict_many(
         self, jobs: Sequence[TrainingJob], **options: Any
     ) -> list[ServedPrediction | ServiceError]:
         """The prediction for each job, or its error, in order; options and errors as in
         :meth:`predict`."""
-        return self._send(predict_many_call(jobs, RequestOptions(**options)))
+
+        def read(document: Any) -> list[ServedPrediction | ServiceError]:
+            results = [_result(result) for result in document["results"]]
+            if len(results) != len(jobs):
+                raise ValueError("as many results as jobs are expected")
+            return results
+
+        members = RequestOptions(**options).members()
+        body = {"jobs": [job_to_dict(job) for job in jobs], **members}
+        return self._ask("/v1/predict/batch", read, body)
 
     def batch_sizes(self, job: TrainingJob, **options: Unpack[SearchOptions]) -> BatchSizes:
         """The largest batches that fit a GPU, and memory against batch size.
@@ -376,7 +282,14 @@ class Client:
         Raises:
             ServiceError: as :meth:`predict`.
         """
-        return self._send(batch_sizes_call(job, options))
+
+        def read(document: Any) -> BatchSizes:
+            found = _members(BatchSizes, document) | {"reasons": tuple(document["reasons"])}
+            found["curve"] = tuple(BatchPoint(**point) for point in document["curve"])
+            return BatchSizes(**found, device=None)
+
+        body = {"job": job_to_dict(job), **_given(options)}
+        return self._ask("/v1/batch-sizes", read, body)
 
     def observe(self, **observed: Unpack[Observed]) -> dict[str, Any]:
         """Tell the service what a job really took; returns its answer once that is stored.
@@ -388,7 +301,12 @@ class Client:
         Raises:
             ServiceError: as :meth:`predict`.
         """
-        return self._send(observe_call(observed))
+        members: dict[str, Any] = {**observed}
+        if observed.get("job") is not None:
+            members["job"] = job_to_dict(observed["job"])
+        if observed.get("observed_at") is not None:
+            members["observed_at"] = observed["observed_at"].isoformat()
+        return self._ask("/v1/observations", lambda document: {**document}, _given(members))
 
     def gpus(self) -> list[dict[str, Any]]:
         """The GPUs that the service knows, with their MIG profiles.
@@ -396,7 +314,7 @@ class Client:
         Raises:
             ServiceError: as :meth:`predict`.
         """
-        return self._send(GPUS)
+        return self._ask("/v1/gpus", lambda document: list(document["gpus"]))
 
     def models(self) -> list[dict[str, Any]]:
         """The models that the service has loaded, with their cards.
@@ -404,7 +322,7 @@ class Client:
         Raises:
             ServiceError: as :meth:`predict`.
         """
-        return self._send(MODELS)
+        return self._ask("/v1/models", lambda document: list(document["models"]))
 
     def health(self) -> tuple[str, ...]:
         """The families of jobs that the service is ready to answer for.
@@ -412,7 +330,7 @@ class Client:
         Raises:
             ServiceError: when it is not ready, or cannot be reached in time.
         """
-        return self._send(HEALTH)
+        return self._ask("/readyz", lambda document: tuple(document["families"]))
 
     def close(self) -> None:
         """Close the connections."""
@@ -424,9 +342,12 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _send(self, call: Call[T]) -> T:
+    def _ask(self, path: str, read: Callable[[Any], T], body: Any = None) -> T:
+        """What ``read`` makes of the answer's JSON; what it raises on a foreign document becomes a
+        ServiceError."""
+        method, content = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
         try:
-            response = self._http.request(call.method, self.url + call.path, content=call.body)
+            response = self._http.request(method, self.url + path, content=content)
         except (self._httpx.HTTPError, self._httpx.InvalidURL) as error:
             is_late = isinstance(error, self._httpx.TimeoutException)
             reason = (
@@ -435,4 +356,15 @@ class Client:
                 else f"cannot be reached: {str(error) or type(error).__name__}"
             )
             raise ServiceError(f"the service at {self.url} {reason}") from error
-        return result_of(call, self.url, response.status_code, response.content)
+        status = response.status_code
+        try:
+            document = json.loads(response.content)
+            if response.is_success:
+                return read(document)
+            message = f"the service at {self.url} refused: {document['detail']}"
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ServiceError(
+                f"{self.url}{path} answered with status {status} and no document of this service: is the URL right?",
+                status,
+            ) from None
+        raise ServiceError(message, status, document)
