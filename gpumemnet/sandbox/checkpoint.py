@@ -155,7 +155,7 @@ class Checkpoint:
 
         @wraps(function)
         def called(*args: Any, **kwargs: Any) -> Any:
-            if owner in (Thread, BaseProcess, ThreadPoolExecutor) or not _imports_library():
+            if owner not in (os, socket) or not _imports_library():
                 self.reach()
             return function(*args, **kwargs)
 

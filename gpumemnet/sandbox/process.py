@@ -59,6 +59,8 @@ _REPEAT_SECONDS: Final = 0.5
 """The alarm repeats at this interval: Python only prints an exception that is raised in a callback,
 of a weak reference say."""
 _TERMINAL_SIZE: Final = (24, 80)
+_STEP: Final = "step: "
+"""Begins a line that the child writes where a status would be."""
 _END_OF_INPUT: Final = b"\x04" * 100
 """Each ends one read."""
 
@@ -209,16 +211,14 @@ class _Child(ExitStack):
         self._progress = progress
         # Files, where it is the end that is waited for: a process that user code leaves running
         # would keep a pipe open.
-        files = [self.enter_context(_file()) for _ in range(3)]
-        self._answer, self._output, self._steps = files
-        self._read = self._printed = 0
+        self._answer, self._output = [self.enter_context(_file()) for _ in range(2)]
+        self._printed = 0
         received, self._requests = map(self.enter_context, _pipe())
         self._statuses, statuses = map(self.enter_context, _pipe())
-        passed = [statuses, *([self._steps] if progress else [])]
         self._envelope = {
             "deadline_seconds": deadline_seconds,
             "pythonpath": variables.get("PYTHONPATH", os.environ.get("PYTHONPATH")),
-            "progress": self._steps.fileno() if progress else None,
+            "progress": progress is not None,
             "statuses": statuses.fileno(),
         }
         self._process = start_child(
@@ -228,7 +228,7 @@ class _Child(ExitStack):
             stdin=received,
             stdout=self._answer,
             stderr=None if show_output else self._output,
-            pass_fds=[each.fileno() for each in passed],
+            pass_fds=[statuses.fileno()],
             start_new_session=True,
         )
         self.callback(self.end)
@@ -258,16 +258,14 @@ class _Child(ExitStack):
         progress."""
         while monotonic() < end:
             ended, _, _ = select([self._statuses], [], [], min(_POLL_SECONDS, end - monotonic()))
-            if line := self._statuses.readline() if ended else b"":
+            line = self._statuses.readline().decode() if ended else ""
+            if line and not line.startswith(_STEP):
                 return int(line)
+            if line and self._progress:
+                self._progress(line[len(_STEP) : -1])
+                continue
             with suppress(subprocess.TimeoutExpired):
                 return self._process.wait(_POLL_SECONDS if ended else 0.0)
-            if self._progress:
-                # pread leaves the child's own position in the file
-                written = os.pread(self._steps.fileno(), 65_536, self._read)
-                self._read += len(written)
-                if lines := written.decode(errors="replace").split("\n")[:-1]:
-                    self._progress(lines[-1])
         raise TimeoutError
 
     @property
@@ -327,8 +325,8 @@ def _answer(compute: str) -> NoReturn:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # its last line comes before a later one on stderr
     _give_terminal()
     _set_import_path(envelope["pythonpath"])
-    if envelope["progress"] is not None:
-        _report_progress(envelope["progress"])
+    if envelope["progress"]:
+        _report_progress(envelope["statuses"])
     answer: dict[str, Any]
     try:
         set_alarm(envelope["deadline_seconds"])
@@ -384,11 +382,10 @@ class _ProgressHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the message of ``record``."""
-        os.write(self._descriptor, f"{record.getMessage()}\n".encode())
+        os.write(self._descriptor, f"{_STEP}{record.getMessage()}\n".encode())
 
 
 def _report_progress(descriptor: int) -> None:
-    os.set_inheritable(descriptor, False)
     logger = logging.getLogger("gpumemnet")
     logger.addHandler(_ProgressHandler(descriptor))
     logger.setLevel(logging.INFO)

@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, Final
 
 import numpy as np
@@ -49,12 +49,8 @@ def running_place() -> Place | None:
     if frame is None or frame.f_code.co_filename.startswith(names.TORCH_FOLDER):
         return None
     package = str(frame.f_globals.get("__name__")).partition(".")[0]
-    return place_of(frame) if _is_own(frame.f_code) or _uses_torch(package) else None
-
-
-@cache
-def _is_own(code: CodeType) -> bool:
-    return is_user_code(code.co_filename)
+    is_own = is_user_code(frame.f_code.co_filename)
+    return place_of(frame) if is_own or _uses_torch(package) else None
 
 
 @cache
