@@ -258,6 +258,10 @@ def _packed(sequence: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Any, 
     ), f"was taken to get samples of {steps:,} steps"
 
 
+def _alike(tensor: Tensor, *others: Any) -> tuple[Any, str]:
+    return _meta(tensor), "was taken to return a tensor like its first"
+
+
 def _not_nested(*tensors: Any) -> tuple[Any, str]:
     return False, "was taken to be false: positions of padding are computed too"
 
@@ -276,6 +280,7 @@ _GUESSES: Final[Mapping[str, _Guess]] = {
     "aten::unique_consecutive": _unique_consecutive,
     "aten::_pack_padded_sequence": _packed,
     "aten::_nested_tensor_from_mask_left_aligned": _not_nested,
+    **dict.fromkeys(("aten::_sample_dirichlet", "aten::_dirichlet_grad"), _alike),
     "torchvision::nms": _all_boxes,
 }
 

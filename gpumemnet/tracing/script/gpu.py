@@ -197,7 +197,7 @@ class GpuRequests(TorchFunctionMode):
                 if func is Tensor.__repr__:
                     return self._shown(given)
         if (
-            func is torch.tensor
+            func in (torch.tensor, torch.as_tensor)
             and isinstance(args[0], list)
             and any(map(torch.is_tensor, args[0]))
         ):

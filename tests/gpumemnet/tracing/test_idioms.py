@@ -81,7 +81,8 @@ CONDITIONS = {
     "labels": (
         "y = torch.tensor([[0.0], [1.0], [1.0]]).cuda()\nm = torch.ones(2, 4, device='cuda')\n"
         "m[:, 2:] = 0\nn = sum(y.view(-1).tolist()) + len(m.nonzero()) + int((y > 0).sum())\n"
-        "n += int(torch.triu(x.new_ones(2, 2)).bool().sum()) - 3\n"
+        "n += int(torch.triu(x.new_ones(2, 2)).bool().sum()) - len(torch.as_tensor([loss] * 3))\n"
+        "torch.distributions.Beta(model.weight[0].exp(), 1.0).rsample().sum().backward()\n"
         "keep = [block(32) for _ in range(int(n))]"
     ),
     "sliced": (  # and what is printed, or asked whether it is finite, decides nothing
