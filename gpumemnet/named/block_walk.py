@@ -400,7 +400,7 @@ class _BlockWalk:
         use = _Use(own=[probabilities])
         use.forward = [FULL_BYTES * logits] * (is_raised and compute < FULL_BYTES)
         use.forward += [method.logits_bytes * logits] * method.shifts_logits
-        use.backward = [probabilities] * 2
+        use.backward = [probabilities] * (2 * (method.library != "litgpt"))
         return use
 
     # ---- backward
