@@ -118,7 +118,7 @@ class SavedFiles:
                 if self._is_gpu_used() and isinstance(_path(file), Path):
                     self._temporary.add(_path(file))
             elif isinstance(mode, str) and set(mode) & set("wax+"):
-                self._keep_copy(file)
+                self._keep_copy(file, "x" in mode)
             return self._open(file, mode, *args, **kwargs)
 
         def renamed(source: Any, target: Any, **kwargs: Any) -> None:
@@ -299,7 +299,7 @@ class SavedFiles:
             self._rename(path, backup)
             self._backups[path] = backup
 
-    def _keep_copy(self, file: Any) -> None:
+    def _keep_copy(self, file: Any, is_exclusive: bool = False) -> None:
         """Copy a file of the user's, such as a table of results, that is about to be written to;
         it is put back."""
         path = _path(file)
@@ -307,6 +307,8 @@ class SavedFiles:
             return
         if not path.is_file():
             self._opened.add(path)  # it is the script's own
+            if self._is_gpu_used() or is_exclusive:  # a run would go on with it, or fail
+                self._temporary.add(path)
         elif path not in self._backups and self._is_gpu_used() and os.access(path.parent, os.W_OK):
             backup = self._backup_of(path)
             shutil.copy2(path, backup)
@@ -369,11 +371,14 @@ class SavedFiles:
 
     def _undo(self) -> None:
         """Remove the temporary files, and put back what they replaced."""
-        # A deadline, or a data loader whose workers end, would raise amid it.
+        # A deadline, or a data loader whose workers end, would raise amid it; the latter whichever
+        # thread the signal reaches.
         held = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGALRM, signal.SIGCHLD))
+        handler = signal.signal(signal.SIGCHLD, lambda *args: None)
         try:
             self._undo_files()
         finally:
+            signal.signal(signal.SIGCHLD, handler or signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
     def _undo_files(self) -> None:

@@ -43,7 +43,7 @@ optimizer = torch.optim.Adam(model.parameters())
 for step in range(3):
     with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
         file.write(b"a cache")
-    with open(folder / "runs" / f"{step}.diff", "x") as file:  # noqa: PTH123
+    with open(folder / f"{step}.diff", "x") as file:  # noqa: PTH123
         file.write("+")
     model(torch.ones(8, 64).cuda()).sum().backward()
     optimizer.step()
