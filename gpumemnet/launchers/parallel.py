@@ -39,6 +39,7 @@ from gpumemnet.torch_private.names import (
     own_parameters,
     replaced,
     schema,
+    tree_leaves,
 )
 from gpumemnet.torch_private.training import (
     NEW_GROUP,
@@ -200,6 +201,11 @@ def _finished(func: Any, args: tuple[Any, ...]) -> Any:
     and finished work."""
     future: torch.futures.Future[Any] = torch.futures.Future()
     written = args[0] if args else None
+    for each in tree_leaves(args[:1]):  # all ranks send the numbers of this one
+        given = next(iter(tree_leaves(args[1:2])), None)
+        if isinstance(given, Tensor) and given.numel() and not (each.is_meta or given.is_meta):
+            numbers = torch.arange(each.numel()) % given.numel()
+            each.copy_(given.flatten()[numbers].view_as(each))
     future.set_result(written if isinstance(written, list) else [written])
     work = finished_work(future)
     return work if len(schema(func).returns) == 1 else (written, work)

@@ -15,6 +15,11 @@ def main():
     dist.init_process_group("nccl")
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    own = torch.tensor([5]).to(device)
+    sizes = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, own)
+    assert sum(map(int, sizes)) == 5 * dist.get_world_size()
+    del own, sizes
     network = nn.Sequential(
         nn.Linear(512, 2048), nn.BatchNorm1d(2048), nn.ReLU(), nn.Linear(2048, 512)
     )
