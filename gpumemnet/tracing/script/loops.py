@@ -129,11 +129,12 @@ class Loops:
             tree = self.changed(ast.parse(loader.get_data(path), path), path)
             return compile(tree, path, "exec", dont_inherit=True)
 
-        with (
-            patch.object(builtins, _NAME, self.rounds, create=True),
-            patch.object(SourceFileLoader, "get_code", changed),
-        ):
-            yield
+        setattr(builtins, _NAME, self.rounds)
+        try:
+            with patch.object(SourceFileLoader, "get_code", changed):
+                yield
+        finally:  # such modules may run again: a plan traces the script's model anew
+            setattr(builtins, _NAME, lambda place, *items: items[0] if items else iter(int, 1))
 
 
 class _Changing(ast.NodeTransformer):
