@@ -186,50 +186,6 @@ CUDNN_SCORES_LIMIT: Final = 256 * 2**20
 sums of the query."""
 
 
-def _flash_forward(call: Call) -> tuple[Scratch, ...]:
-    """Return the partial outputs of a forward pass that splits the keys to fill the GPU
-    (``set_params_splitkv``)."""
-    query, key = call.arguments["query"], call.arguments["key"]
-    if call.arguments["dropout_p"]:
-        return ()
-    batch, heads, rows, width = query.shape
-    splits = key_splits(batch * heads * ceil_div(rows, TILE), key.shape[2], width, call.platform)
-    if splits == 1:
-        return ()
-    return (
-        *exactly(splits * batch * heads * rows * 4, KIND, held=True),
-        *exactly(splits * batch * heads * rows * _rounded_width(width) * 4, KIND, held=True),
-    )
-
-
-def key_splits(blocks: int, keys: int, width: int, platform: Platform) -> int:
-    """Return the number of parts into which FlashAttention's forward pass splits the keys
-    (``num_splits_heuristic``).
-
-    Args:
-        blocks: thread blocks without a split: batch x heads x tiles of 64 rows.
-        keys: length of the keys.
-        width: head size, in elements.
-        platform: the GPU that it runs on.
-    """
-    slots = (
-        2 * platform.device.multiprocessors
-    )  # each of its blocks has 128 threads, so two fit on a multiprocessor
-    if blocks >= 0.8 * slots:
-        return 1
-    key_blocks = ceil_div(keys, 256 if width <= 64 else 128 if width <= 128 else 64)
-    eligible = [
-        splits
-        for splits in range(1, min(128, slots, key_blocks) + 1)
-        if splits == 1 or ceil_div(key_blocks, splits) != ceil_div(key_blocks, splits - 1)
-    ]
-    waves = {splits: blocks * splits / slots for splits in eligible}
-    efficiency = {splits: wave / math.ceil(wave) for splits, wave in waves.items()}
-    return next(
-        splits for splits in eligible if efficiency[splits] >= 0.85 * max(efficiency.values())
-    )
-
-
 def _flash_backward(call: Call) -> tuple[Scratch, ...]:
     query, key = call.arguments["query"], call.arguments["key"]
     batch, heads, rows, width = query.shape
@@ -276,19 +232,12 @@ def _efficient_forward(call: Call) -> tuple[Scratch, ...]:
 def _efficient_backward(call: Call) -> tuple[Scratch, ...]:
     query, key, value = (call.arguments[name] for name in ("query", "key", "value"))
     batch, heads, rows, _ = query.shape
-    copies = _copies(call, "grad_out_")
-    row_sums = exactly(batch * heads * rows * 4, KIND, held=True)
-    if query.element_size() == 4:  # PyTorch, not the kernel, sums output x gradient by row
-        product = exactly(tensor_bytes(value) // value.shape[2] * rows, KIND)
-        return (
-            *copies,
-            *product,
-            *row_sums,
-            *exactly(efficient_workspace(query, key, value, call.platform), KIND, held=True),
-        )
+    # in fp32, PyTorch, not the kernel, sums output x gradient by row
+    is_fp32 = query.element_size() == 4
     return (
-        *copies,
-        *row_sums,
+        *_copies(call, "grad_out_"),
+        *exactly(tensor_bytes(value) // value.shape[2] * rows if is_fp32 else 0, KIND),
+        *exactly(batch * heads * rows * 4, KIND, held=True),
         *exactly(efficient_workspace(query, key, value, call.platform), KIND, held=True),
     )
 
@@ -357,7 +306,6 @@ OVERRIDES.append(
 )
 SCRATCH_RULES.update(
     {
-        aten._scaled_dot_product_flash_attention.default: _flash_forward,
         aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
         aten._scaled_dot_product_efficient_attention.default: _efficient_forward,
         aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,

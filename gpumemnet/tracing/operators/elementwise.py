@@ -53,6 +53,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -422,51 +423,12 @@ def _linear(
         return original(input, weight, bias)
 
 
-def _index_put(
-    original: Callable[..., Tensor],
-    self: Tensor,
-    indices: Sequence[Tensor | None],
-    values: Tensor,
-    accumulate: bool = False,
+def _in_backward(
+    in_place: Callable[..., Tensor], original: Callable[..., Tensor], *args: Any, **kwargs: Any
 ) -> Tensor:
-    if _called_by_engine():
-        output: Tensor = aten.index_put_.default(
-            self, indices, values, accumulate
-        )  # the method refuses indices that are None
-        return output
-    return original(self, indices, values, accumulate)
-
-
-def _scatter_add(
-    original: Callable[..., Tensor], self: Tensor, dim: int, index: Tensor, src: Tensor
-) -> Tensor:
-    return (
-        self.scatter_add_(dim, index, src)
-        if _called_by_engine()
-        else original(self, dim, index, src)
-    )
-
-
-def _scatter(
-    original: Callable[..., Tensor], self: Tensor, dim: int, index: Tensor, src: Tensor
-) -> Tensor:
-    return (
-        self.scatter_(dim, index, src) if _called_by_engine() else original(self, dim, index, src)
-    )
-
-
-def _index_add(
-    original: Callable[..., Tensor],
-    self: Tensor,
-    dim: int,
-    index: Tensor,
-    source: Tensor,
-    *,
-    alpha: float = 1,
-) -> Tensor:
-    if _called_by_engine():
-        return self.index_add_(dim, index, source, alpha=alpha)
-    return original(self, dim, index, source, alpha=alpha)
+    """Run an operator of indexing; in a backward formula, the one that writes into its first
+    argument."""
+    return (in_place if _called_by_engine() else original)(*args, **kwargs)
 
 
 def _called_by_engine() -> bool:
@@ -487,10 +449,10 @@ OVERRIDES.extend(
         Override(aten.mish_backward.default, _mish_backward),
         Override(aten.add.Tensor, _add),
         Override(aten.linear.default, _linear),
-        Override(aten.index_put.default, _index_put),
-        Override(aten.scatter_add.default, _scatter_add),
-        Override(aten.scatter.src, _scatter),
-        Override(aten.index_add.default, _index_add),
+        Override(aten.index_put.default, partial(_in_backward, aten.index_put_.default)),
+        Override(aten.scatter_add.default, partial(_in_backward, aten.scatter_add_.default)),
+        Override(aten.scatter.src, partial(_in_backward, aten.scatter_.src)),
+        Override(aten.index_add.default, partial(_in_backward, aten.index_add_.default)),
     )
 )
 

@@ -27,9 +27,9 @@ channel.  Sources, all in ``aten/src/ATen/native/cuda``: ``Normalization.cuh``
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import torch
@@ -102,8 +102,8 @@ def reduction_scratch(
     blocks.
 
     Nothing is needed if one block computes each output.  Tensors that 32-bit offsets cannot address
-    are reduced in parts, one after the other.  Their partial results need a separate buffer if the
-    output's type is too narrow for them.
+    are reduced in parts, one after the other: what is added up needs a separate buffer if the
+    output's type is too narrow for it.  The buffer of a part is taken for that of the whole.
 
     Args:
         tensor: the input.
@@ -154,57 +154,14 @@ def _scratch(
     dims = _geometry(shape, strides, reduced)
     if not any(dim.is_reduced for dim in dims):
         return ()
-    parts = _addressable_parts(dims, item_bytes, output_bytes)
-    pieces: list[Scratch] = []
-    if parts != [tuple(dims)] and output_bytes < accumulator_bytes:
-        outputs = math.prod(dim.size for dim in dims if not dim.is_reduced)
-        pieces += exactly(outputs * accumulator_bytes, KIND, held=True)
-    for number, part in enumerate(parts, 1):
-        buffer_bytes, columns = _partial_results(part, accumulator_bytes, grid)
-        pieces += [
-            *exactly(buffer_bytes, KIND, held=number == len(parts)),
-            *exactly(4 * columns, KIND),
-        ]
-    return tuple(pieces)
-
-
-def _addressable_parts(
-    dims: Sequence[_Dim], item_bytes: int, output_bytes: int
-) -> list[tuple[_Dim, ...]]:
-    """Return the halves along the longest dimension whose offsets fit into 32 bits.
-
-    Parts of equal size reuse the same memory, so the result has one part of each size.  Source:
-    ``TensorIteratorBase::with_32bit_indexing``.
-    """
-
-    def fits(part: tuple[_Dim, ...]) -> bool:
-        read = sum((dim.size - 1) * dim.stride for dim in part) * item_bytes
-        written = sum((dim.size - 1) * dim.output_stride for dim in part) * output_bytes
-        return max(1 + read, 1 + written, math.prod(dim.size for dim in part)) <= LARGEST_OFFSET
-
-    def halves(part: tuple[_Dim, ...]) -> Iterator[tuple[_Dim, ...]]:
-        extents = [
-            (
-                (dim.size - 1) * max(dim.stride * item_bytes, dim.output_stride * output_bytes),
-                dim.size,
-            )
-            for dim in part
-        ]
-        longest = max(
-            reversed(range(len(part))), key=extents.__getitem__
-        )  # by size if all dimensions are expanded
-        size = part[longest].size
-        for half in (size // 2, size - size // 2):
-            yield (*part[:longest], replace(part[longest], size=half), *part[longest + 1 :])
-
-    parts = [tuple(dims)]
-    while not all(map(fits, parts)):
-        parts = list(
-            dict.fromkeys(
-                half for part in parts for half in ((part,) if fits(part) else halves(part))
-            )
-        )
-    return parts
+    in_parts = math.prod(shape) * item_bytes > LARGEST_OFFSET and output_bytes < accumulator_bytes
+    outputs = math.prod(dim.size for dim in dims if not dim.is_reduced) if in_parts else 0
+    buffer_bytes, columns = _partial_results(dims, accumulator_bytes, grid)
+    return (
+        *exactly(outputs * accumulator_bytes, KIND, held=True),
+        *exactly(buffer_bytes, KIND, held=True),
+        *exactly(4 * columns, KIND),
+    )
 
 
 def _partial_results(dims: Sequence[_Dim], accumulator_bytes: int, grid: _Grid) -> tuple[int, int]:
@@ -439,20 +396,12 @@ class _FusedRmsNorm(torch.autograd.Function):
         return results[0], None, results[1], None
 
 
-def _softmax(
-    original: Callable[..., Tensor], input: Tensor, dim: int, dtype: torch.dtype | None = None
-) -> Tensor:
-    return _cast_inside(aten._softmax.default, original, input, dim, dtype)
-
-
-def _log_softmax(
-    original: Callable[..., Tensor], input: Tensor, dim: int, dtype: torch.dtype | None = None
-) -> Tensor:
-    return _cast_inside(aten._log_softmax.default, original, input, dim, dtype)
-
-
 def _cast_inside(
-    kernel: Any, original: Callable[..., Tensor], input: Tensor, dim: int, dtype: torch.dtype | None
+    kernel: Any,
+    original: Callable[..., Tensor],
+    input: Tensor,
+    dim: int,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     if input.dtype == torch.float16 and dtype == torch.float32:
         output: Tensor = kernel(input, dim, True)
@@ -464,8 +413,8 @@ OVERRIDES.extend(
     (
         Override(aten.batch_norm.default, _run_batch_norm),
         Override(aten.rms_norm.default, _run_rms_norm),
-        Override(aten.softmax.int, _softmax),
-        Override(aten.log_softmax.int, _log_softmax),
+        Override(aten.softmax.int, partial(_cast_inside, aten._softmax.default)),
+        Override(aten.log_softmax.int, partial(_cast_inside, aten._log_softmax.default)),
     )
 )
 
