@@ -27,7 +27,6 @@ from gpumemnet.units import MIB
 from .api.access import KeyRing
 from .api.admission import AccessControl
 from .api.handlers import JsonHandler
-from .api.monitoring import Vitals, log_other_failures
 from .api.openapi import openapi_document
 from .api.operations import other_operations, prediction_operations
 from .api.predictions import Recorder
@@ -41,7 +40,6 @@ from .shadow import Shadow
 
 KEYS_SECONDS: Final = 1.0
 """Time between two looks at the file of keys."""
-VITALS_SECONDS: Final = 1.0
 STOP_SECONDS: Final = 1.0
 """How long the service waits for a thread when it ends: a folder in the network may hang."""
 SWITCH_SECONDS: Final = 0.0001
@@ -115,7 +113,7 @@ def create_app(settings: Settings) -> FastAPI:
         *observation_operations(store),
     ]
     document = openapi_document(_INFO, operations, has_keys=keys is not None)
-    threads = [Repeated("gpumemnet-vitals", VITALS_SECONDS, Vitals().update)]
+    threads: list[Repeated] = []
     if shadow is not None:
         threads.append(Repeated("gpumemnet-shadow", 0.0, shadow.compare_next))
         threads.append(Repeated("gpumemnet-registry", FOLLOW_SECONDS, serving.follow))
@@ -131,7 +129,7 @@ def create_app(settings: Settings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         sys.setswitchinterval(SWITCH_SECONDS)
-        log_other_failures()
+        logging.captureWarnings(True)
         if store is not None:
             store.start()
         for thread in threads:

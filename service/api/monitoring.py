@@ -15,10 +15,8 @@ import logging
 import os
 import platform
 import struct
-import threading
 import time
 import traceback
-from contextlib import suppress
 from contextvars import ContextVar
 from importlib.metadata import version
 from pathlib import Path
@@ -98,15 +96,6 @@ WITHOUT_LIMIT: Final = Counter(
     "Predictions without a limit, by the option or feature of the job that the model does not know; a job may have several.",
     ("reason",),
 )
-RESIDENT: Final = Gauge(
-    "gpumemnet_worker_resident_bytes",
-    "Resident memory of a worker, by its process id.",
-    ("worker",),
-    multiprocess_mode="livesum",
-)
-CPU: Final = Counter(
-    "gpumemnet_worker_cpu_seconds", "Processor time of a worker, user and system.", ("worker",)
-)
 BUILD: Final = Gauge(
     "gpumemnet_build_info",
     "Always 1; the labels name the versions.",
@@ -154,26 +143,6 @@ class RequestRecords:
             _requests.log(level, "request", extra={_EVENT: event})
 
 
-class Vitals:
-    """Gauges of this process's memory and processor time, as of the last :meth:`update`."""
-
-    def __init__(self) -> None:
-        worker = str(os.getpid())
-        self._resident = RESIDENT.labels(worker)
-        self._cpu = CPU.labels(worker)
-        self._cpu_seconds = 0.0
-
-    def update(self) -> None:
-        """Update the gauges."""
-        times = os.times()
-        used_seconds = times.user + times.system
-        self._cpu.inc(max(0.0, used_seconds - self._cpu_seconds))
-        self._cpu_seconds = used_seconds
-        with suppress(OSError):  # only Linux has it
-            pages = int(Path("/proc/self/statm").read_bytes().split()[1])
-            self._resident.set(pages * os.sysconf("SC_PAGE_SIZE"))
-
-
 def metrics_document() -> bytes:
     """All metrics, of all workers."""
     folder = os.environ.get(FOLDER_VARIABLE)
@@ -216,15 +185,11 @@ class LineFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The line, without its end."""
-        try:
-            message = record.getMessage()
-        except Exception:  # the arguments do not match the message: log that, and do not fail
-            message = f"{record.msg} {record.args}"
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         event: dict[str, Any] = {
             "time": f"{stamp}.{int(record.created % 1 * 1000):03d}Z",
             "level": record.levelname.lower(),
-            "message": _short(message),
+            "message": _short(record.getMessage()),
             "process": record.process,
         }
         if request_id := REQUEST_ID.get():
@@ -256,19 +221,6 @@ def log_configuration(log_format: str, level: str) -> dict[str, Any]:
         # It logs steps that the service logs itself.
         "loggers": {"uvicorn.error": {"level": "ERROR"}},
     }
-
-
-def log_other_failures() -> None:
-    """Let warnings and errors in threads become lines of the log."""
-    logging.captureWarnings(True)
-
-    def log_failed_thread(failure: threading.ExceptHookArgs) -> None:
-        if failure.exc_type is not SystemExit and failure.exc_value is not None:
-            name = failure.thread.name if failure.thread else "a thread"
-            exc_info = (failure.exc_type, failure.exc_value, failure.exc_traceback)
-            logging.getLogger("gpumemnet.service").error("%s failed", name, exc_info=exc_info)
-
-    threading.excepthook = log_failed_thread
 
 
 def _short(text: str) -> str:

@@ -145,8 +145,9 @@ def counts_of(running: RunningService) -> float:
 def test_a_killed_worker_is_replaced_and_its_counts_stay(
     start_service: StartService, job: Document
 ) -> None:
-    def workers_in_metrics() -> int:
-        return sum(name == "gpumemnet_worker_resident_bytes" for name, _ in scrape(running.url))
+    def workers_in_metrics() -> float:
+        samples = scrape(running.url).items()
+        return sum(number for (name, _), number in samples if name == "gpumemnet_model_info")
 
     with start_service("--workers", "2") as running:
         wait_until(lambda: workers_in_metrics() == 2)

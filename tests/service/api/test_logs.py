@@ -94,8 +94,3 @@ def test_a_failure_says_where_it_happened() -> None:
     event = json.loads(LineFormatter("json").format(failure))
     assert event["error"].startswith("ValueError: invalid literal")
     assert Path(__file__).name in event["where"][0]
-
-
-def test_a_message_whose_arguments_do_not_match_is_logged() -> None:
-    odd = logging.LogRecord("any", logging.ERROR, "file", 1, "%d", ("x",), None)
-    assert "%d" in json.loads(LineFormatter("json").format(odd))["message"]

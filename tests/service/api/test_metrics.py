@@ -72,11 +72,8 @@ def test_requests_are_counted_by_path_and_status(service: RunningService, job: D
     assert paths == {"/v1/predict", "/v1/predict/batch", "{other}", "/page/{file}", "/metrics"}
 
 
-def test_the_process_is_described(service: RunningService) -> None:
+def test_the_versions_are_named(service: RunningService) -> None:
     samples = scrape(service.url)
-    worker = str(service.process.pid)
-    assert 50e6 < value(samples, "gpumemnet_worker_resident_bytes", worker=worker) < 1e9
-    assert value(samples, "gpumemnet_worker_cpu_seconds_total", worker=worker) > 0
     (labels,) = (dict(labels) for name, labels in samples if name == "gpumemnet_build_info")
     assert labels.keys() == {"version", "python", "onnxruntime"}
 
