@@ -115,22 +115,13 @@ def parse_options(document: Mapping[str, Any]) -> Options:
         raise DatasetError(f"these are not the options of a job: {error}") from None
 
 
-def option_obstacle(options: Options) -> str | None:
-    """Why torch cannot run these options together, if so."""
-    if (
-        options.optimizer_implementation == "fused"
-        and not OPTIMIZER_RULES[options.optimizer].has_fused
-    ):
-        return f"{options.optimizer} has no fused implementation"
-    return None
-
-
-def kernel_obstacle(attention_kernel: str | None, precision: str) -> str | None:
-    """Why a scaled-dot-product kernel cannot run in a precision, if so
+def can_run(options: Options, attention_kernel: str | None) -> bool:
+    """Whether torch can run these options together, and with this scaled-dot-product kernel
     (``ATen/native/transformers/cuda/sdp_utils.cpp``)."""
-    if attention_kernel in HALF_PRECISION_KERNELS and precision in ("fp32", "tf32"):
-        return f"the {attention_kernel} attention kernel runs in fp16 and bf16 only, not in {precision}"
-    return None
+    if attention_kernel in HALF_PRECISION_KERNELS and options.precision in ("fp32", "tf32"):
+        return False
+    has_fused = OPTIMIZER_RULES[options.optimizer].has_fused
+    return has_fused or options.optimizer_implementation != "fused"
 
 
 def frozen_layers(share: float, owners: int) -> int:

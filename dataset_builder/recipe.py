@@ -29,9 +29,8 @@ from .planned_job import FEATURES as OPTIONS
 from .planned_job import (
     Options,
     PlannedJob,
-    kernel_obstacle,
+    can_run,
     operations_per_step,
-    option_obstacle,
     rough_bytes,
 )
 
@@ -365,10 +364,6 @@ def _compose(recipe: Recipe, values: Mapping[str, Any]) -> PlannedJob | None:
     members = family(recipe.family)
     architecture = members.compose({name: values[name] for name in recipe.features})
     kernel = getattr(architecture, "attention_kernel", None)
-    if (
-        option_obstacle(options)
-        or kernel_obstacle(kernel, options.precision)
-        or members.obstacle(architecture, options.batch_size)
-    ):
-        return None
-    return PlannedJob(recipe.family, architecture, options)
+    if can_run(options, kernel) and members.can_train(architecture, options.batch_size):
+        return PlannedJob(recipe.family, architecture, options)
+    return None

@@ -136,8 +136,8 @@ class Family(Protocol):
         """The architecture for one value of every feature."""
         ...
 
-    def obstacle(self, architecture: Any, batch_size: int) -> str | None:
-        """Why the network cannot train at this batch size, if so."""
+    def can_train(self, architecture: Any, batch_size: int) -> bool:
+        """Whether the network trains at this batch size."""
         ...
 
     def rough_sizes(self, architecture: Any) -> RoughSizes:

@@ -190,23 +190,16 @@ def compose(values: Mapping[str, Any]) -> CnnArchitecture:
     return CnnArchitecture(widths=widths, depths=spread(blocks, stages, profile), **rest)
 
 
-def obstacle(architecture: CnnArchitecture, batch_size: int) -> str | None:
-    """Why the network cannot train: a map that is too small or does not fit its partner, or a norm
-    over a single value."""
+def can_train(architecture: CnnArchitecture, batch_size: int) -> bool:
+    """Whether the network trains: a map is left, and norms of a map of one pixel have more than one
+    value."""
     cnn = architecture
     side = cnn.image_size // cnn.reduction
-    if side < 1:
-        return f"{cnn.image_size} pixels cannot be shrunk by {cnn.reduction}"
-    if cnn.style in DENSE_PREDICTION and cnn.image_size % cnn.reduction:
-        return f"{cnn.image_size} pixels do not come back after they are shrunk by {cnn.reduction}"
-    if cnn.classes < 2:
-        return "cross-entropy needs at least two classes"
-    if side == 1 and cnn.norm == "batch_norm" and batch_size == 1:
-        return "batch norm cannot train on one value per channel"
-    narrowest = min(cnn.widths[-2:]) // cnn.expansion
-    if side == 1 and cnn.norm == "group_norm" and narrowest <= MAX_NORM_GROUPS:
-        return "group norm makes zeros of groups of one value"
-    return None
+    if side != 1:
+        return side > 1
+    if cnn.norm == "batch_norm":
+        return batch_size > 1
+    return cnn.norm != "group_norm" or min(cnn.widths[-2:]) // cnn.expansion > MAX_NORM_GROUPS
 
 
 def rough_sizes(architecture: CnnArchitecture) -> RoughSizes:

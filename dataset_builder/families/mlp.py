@@ -92,14 +92,9 @@ def compose(values: Mapping[str, Any]) -> MlpArchitecture:
     return MlpArchitecture(hidden_widths=widths, **rest)
 
 
-def obstacle(architecture: MlpArchitecture, batch_size: int) -> str | None:
-    """Why the network cannot train: batch norm needs more than one sample, and the loss needs at
-    least two classes."""
-    if architecture.norm == "batch_norm" and batch_size < 2:
-        return "batch norm cannot train on batches of one sample"
-    if architecture.output_width < 2:
-        return "cross-entropy needs at least two classes"
-    return None
+def can_train(architecture: MlpArchitecture, batch_size: int) -> bool:
+    """Whether the network trains: batch norm needs more than one sample."""
+    return batch_size > 1 or architecture.norm != "batch_norm"
 
 
 def rough_sizes(architecture: MlpArchitecture) -> RoughSizes:

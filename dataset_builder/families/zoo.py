@@ -3,7 +3,7 @@ generalise; never a source of training data.
 
 ``zoo.json`` lists them.  Language models are built from settings of small to medium published
 sizes, because a configuration by name would be fetched from a server.  The libraries are optional:
-networks of a library that is not installed are left out, with a reason.
+networks of a library that is not installed are left out.
 """
 
 from __future__ import annotations
@@ -95,14 +95,10 @@ def compose(values: Mapping[str, Any]) -> ZooArchitecture:
     return ZooArchitecture(model=values["model"], image_size=size)
 
 
-def obstacle(architecture: ZooArchitecture, batch_size: int) -> str | None:
-    """Why the network cannot train: its library is not installed, or the batch has one sample,
-    which batch norms refuse."""
-    if missing := _missing(architecture):
-        return missing
-    if batch_size < 2 and not architecture.reads_text:
-        return "batch norm cannot train on batches of one sample"
-    return None
+def can_train(architecture: ZooArchitecture, batch_size: int) -> bool:
+    """Whether the network trains: its library is installed, and batch norms have more than one
+    sample."""
+    return _installed(architecture.library) and (batch_size > 1 or architecture.reads_text)
 
 
 def rough_sizes(architecture: ZooArchitecture) -> RoughSizes:
@@ -131,15 +127,18 @@ def build(architecture: ZooArchitecture) -> nn.Module:
     Raises:
         DatasetError: when the library is not installed.
     """
-    if missing := _missing(architecture):
-        raise DatasetError(missing)
+    library = architecture.library
+    if not _installed(library):
+        raise DatasetError(
+            f"{architecture.model} needs {library}, which is not installed: pip install {library}, or leave it out of the recipe"
+        )
     entry, name = CATALOGUE[architecture.model], architecture.model.partition("/")[2]
     if architecture.reads_text:
         return _language_model(entry)
     settings = dict(entry.get("settings", {}))
     if argument := entry.get("size_argument"):
         settings[argument] = architecture.image_size
-    if architecture.library == "timm":
+    if library == "timm":
         import timm
 
         created: nn.Module = timm.create_model(name, num_classes=IMAGE_CLASSES, **settings)
@@ -202,10 +201,3 @@ def tensors(architecture: ZooArchitecture) -> tuple[tuple[TensorSpec, ...], Tens
 @cache
 def _installed(library: str) -> bool:
     return importlib.util.find_spec(library) is not None
-
-
-def _missing(architecture: ZooArchitecture) -> str | None:
-    library = architecture.library
-    if _installed(library):
-        return None
-    return f"{architecture.model} needs {library}, which is not installed: pip install {library}, or leave it out of the recipe"

@@ -22,13 +22,11 @@ from gpumemnet.job.measurement import Measurement
 
 from ..planned_job import PROTOCOL, PlannedJob, rough_bytes, unextracted_job
 from .gpu_process import (
-    CHILD,
     ONE_AT_A_TIME,
     SETTLE_BYTES,
     SETTLE_SECONDS,
     GpuProcess,
     find_label_source,
-    provenance,
 )
 from .nvml import Meter
 
@@ -53,7 +51,6 @@ class RunSettings:
         workers: largest number of jobs at a time on one GPU.
         deadline_seconds: seconds after which a job is killed.
         folder: the campaign's folder.
-        child: ``module:function`` that runs in each process.
     """
 
     recipe: str
@@ -61,7 +58,6 @@ class RunSettings:
     workers: int
     deadline_seconds: float
     folder: Path
-    child: str = CHILD
 
 
 @dataclass(slots=True)
@@ -126,10 +122,7 @@ def run_campaign(
         tally.statuses[measurement.status] += 1
 
     queue = deque(planned)
-    pools = [
-        Pool(meter, find_label_source(meter, settings.child), settings, count_and_record)
-        for meter in meters
-    ]
+    pools = [Pool(meter, find_label_source(meter), settings, count_and_record) for meter in meters]
     admit_until, abandon_at = _end_times(tally)
     try:
         while time.monotonic() < abandon_at:
@@ -232,7 +225,7 @@ class Pool:
     def _start(self, planned: PlannedJob) -> None:
         request = {"planned": planned.to_dict(), "seed": self._settings.seed}
         log = self._settings.folder / "children.log"
-        process = GpuProcess(self._meter, request, self._settings.child, log)
+        process = GpuProcess(self._meter, request, log)
         self.running.append(RunningJob(planned, process))
         for job in self.running:
             job.neighbours = max(job.neighbours, len(self.running) - 1)
@@ -295,7 +288,7 @@ class Pool:
             reason=outcome.get("reason"),
             label_source=self._label_source,
             capacity_bytes=self._idle.free_bytes,
-            provenance=provenance(meter, self._settings.child),
+            provenance=meter.provenance,
             gpu=meter.gpu.name,
             driver=meter.gpu.driver,
             recipe=self._settings.recipe,

@@ -28,9 +28,8 @@ from gpumemnet.units import GIB, MIB
 
 from .nvml import Meter
 
-CHILD: Final = f"{__package__}.training:measure"
-"""The function that measures, given a request and its end of the connection; with any other
-function, rows are marked as stand-ins."""
+CHILD = f"{__package__}.training:measure"
+"""The function that measures, given a request and its end of the connection."""
 
 ONE_AT_A_TIME: Final = "nvml_device_difference"
 """Label source with which a job must have the GPU to itself."""
@@ -64,7 +63,6 @@ class GpuProcess:
         self,
         meter: Meter,
         request: Mapping[str, Any],
-        child: str = CHILD,
         log: Path | None = None,
     ) -> None:
         """Start the process.
@@ -72,12 +70,11 @@ class GpuProcess:
         Args:
             meter: readings of the GPU.  No other process may be about to make its context.
             request: what :func:`dataset_builder.measure.training.measure` is given.
-            child: ``module:function`` that runs in the process.
             log: file to which its standard error is appended.
         """
         os.environ.update(_FORKABLE)
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["__main__", child.partition(":")[0]])
+        context.set_forkserver_preload(["__main__", CHILD.partition(":")[0]])
         self.meter = meter
         self.started = time.monotonic()
         self.stack: dict[str, Any] = {}
@@ -87,7 +84,7 @@ class GpuProcess:
         self._others = set(meter.processes())
         self.connection, end = context.Pipe()
         request = {**request, "visible": meter.gpu.uuid}
-        self._process = context.Process(target=_run, args=(child, request, end, log), daemon=True)
+        self._process = context.Process(target=_run, args=(CHILD, request, end, log), daemon=True)
         try:
             self._process.start()
         except (OSError, EOFError) as error:
@@ -185,7 +182,7 @@ def _exit_reason(code: int) -> str:
     return f"the process was killed by signal {-code}{killer}"
 
 
-def find_label_source(meter: Meter, child: str = CHILD) -> str:
+def find_label_source(meter: Meter) -> str:
     """Decide which reading of ``meter``'s GPU the labels are taken from.
 
     A process allocates known amounts.  If the driver's reading of the process follows, labels come
@@ -197,7 +194,7 @@ def find_label_source(meter: Meter, child: str = CHILD) -> str:
             allocates.
     """
     idle_bytes = meter.device().used_bytes
-    probe = _run_probe(meter, {"probe_bytes": _PROBE_BYTES}, child)
+    probe = _run_probe(meter, {"probe_bytes": _PROBE_BYTES})
     held = probe.phases[1:]
     if _follow(held, [phase.process_bytes for phase in held]):
         return "nvml_process"
@@ -219,7 +216,7 @@ def _follow(phases: Sequence[Phase], readings: Sequence[int | None]) -> bool:
     return len(above) == len(phases) and min(above) >= 0 and spread <= _TOLERANCE_BYTES
 
 
-def probe_device(meter: Meter, child: str = CHILD) -> dict[str, Any]:
+def probe_device(meter: Meter) -> dict[str, Any]:
     """Measure the GPU of ``meter``.
 
     Returns:
@@ -228,9 +225,9 @@ def probe_device(meter: Meter, child: str = CHILD) -> dict[str, Any]:
     Raises:
         MeasurementError: when the GPU cannot be used, or the driver's readings cannot be trusted.
     """
-    label_source = find_label_source(meter, child)
+    label_source = find_label_source(meter)
     idle_bytes = meter.device().used_bytes
-    probe = _run_probe(meter, {"profile": True}, child)
+    probe = _run_probe(meter, {"profile": True})
     last, found = probe.phases[-1], (probe.outcome or {})["found"]
     read = last.process_bytes
     if label_source == ONE_AT_A_TIME:
@@ -248,7 +245,7 @@ def probe_device(meter: Meter, child: str = CHILD) -> dict[str, Any]:
     return {
         "format": PROFILE_FORMAT,
         "version": PROFILE_VERSION,
-        "provenance": provenance(meter, child),
+        "provenance": meter.provenance,
         "profile": {
             "name": meter.gpu.name,
             "aliases": [],
@@ -264,15 +261,9 @@ def probe_device(meter: Meter, child: str = CHILD) -> dict[str, Any]:
     }
 
 
-def provenance(meter: Meter, child: str) -> str:
-    """``measured`` only when process and readings are both real."""
-    is_real = child == CHILD and meter.provenance == "measured"
-    return "measured" if is_real else "stand_in"
-
-
-def _run_probe(meter: Meter, request: Mapping[str, Any], child: str) -> GpuProcess:
+def _run_probe(meter: Meter, request: Mapping[str, Any]) -> GpuProcess:
     idle_bytes = meter.device().used_bytes
-    probe = GpuProcess(meter, request, child)
+    probe = GpuProcess(meter, request)
     try:
         probe.run(_PATIENCE_SECONDS)
     finally:

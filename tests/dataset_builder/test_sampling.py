@@ -12,9 +12,8 @@ import pytest
 from dataset_builder.families import extracted_job, family
 from dataset_builder.planned_job import (
     PlannedJob,
-    kernel_obstacle,
+    can_run,
     operations_per_step,
-    option_obstacle,
     rough_bytes,
 )
 from dataset_builder.recipe import Choices, Recipe, load_recipe, sample_jobs
@@ -46,9 +45,8 @@ def check_sample(recipe: Recipe, jobs: list[PlannedJob]) -> None:
     assert len({job.key for job in jobs}) == len(set(jobs)) == JOBS
     for job in jobs:
         kernel = getattr(job.architecture, "attention_kernel", None)
-        assert family(job.family).obstacle(job.architecture, job.options.batch_size) is None
-        assert option_obstacle(job.options) is None
-        assert kernel_obstacle(kernel, job.options.precision) is None
+        assert family(job.family).can_train(job.architecture, job.options.batch_size)
+        assert can_run(job.options, kernel)
         assert operations_per_step(job) <= recipe.max_operations
     for name, feature in recipe.options.items():
         if isinstance(feature, Choices):

@@ -22,7 +22,7 @@ from dataset_builder.families import family, mlp
 from dataset_builder.planned_job import (
     Options,
     PlannedJob,
-    option_obstacle,
+    can_run,
     rough_bytes,
     training_job,
 )
@@ -49,9 +49,9 @@ def jobs_of_shipped_recipe() -> Iterator[PlannedJob]:
         }
         architecture = mlp.compose({name: point.pop(name) for name in recipe.features})
         planned = PlannedJob("mlp", architecture, Options(**point))
-        if family("mlp").obstacle(architecture, planned.options.batch_size) is None:
+        if family("mlp").can_train(architecture, planned.options.batch_size):
             fits = rough_bytes(planned) < 20 * GIB
-            if fits and option_obstacle(planned.options) is None:
+            if fits and can_run(planned.options, None):
                 yield planned
 
 

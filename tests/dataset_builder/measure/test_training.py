@@ -17,7 +17,7 @@ from dataset_builder.measure.training import (
     note_statistics,
     train,
 )
-from dataset_builder.planned_job import Options, PlannedJob, option_obstacle
+from dataset_builder.planned_job import Options, PlannedJob, can_run
 from gpumemnet.job.training_job import OPTIMIZER_IMPLEMENTATIONS, OPTIMIZERS, PRECISIONS
 
 CPU = torch.device("cpu")
@@ -44,8 +44,9 @@ def test_a_network_without_blocks_is_not_called_checkpointed() -> None:
 COMBINATIONS = [
     combination
     for combination in itertools.product(OPTIMIZERS, OPTIMIZER_IMPLEMENTATIONS)
-    if not option_obstacle(
-        Options(batch_size=1, optimizer=combination[0], optimizer_implementation=combination[1])
+    if can_run(
+        Options(batch_size=1, optimizer=combination[0], optimizer_implementation=combination[1]),
+        None,
     )
 ]
 

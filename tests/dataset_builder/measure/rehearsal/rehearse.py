@@ -10,12 +10,15 @@ from pathlib import Path
 
 from stand_in import TOTAL_BYTES, StandInMeter
 
+from dataset_builder.measure import gpu_process
 from dataset_builder.measure.campaign import RunSettings, Tally, run_campaign
 from dataset_builder.measure.gpu_process import probe_device
 from dataset_builder.measure.journal import Journal, Settings
 from dataset_builder.recipe import load_recipe, sample_jobs
 from gpumemnet.cli.output import progress_bar
 from gpumemnet.errors import GpumemnetError
+
+gpu_process.CHILD = "stand_in:measure"
 
 
 def main(
@@ -35,7 +38,7 @@ def main(
             planned = sample_jobs(recipe, jobs, 0, TOTAL_BYTES // 16)
             journal.keep_plan(settings, planned)
         tally = Tally(jobs, len(journal.finished), started, budget)
-        run = RunSettings(recipe.name, 0, workers, deadline, folder, "stand_in:measure")
+        run = RunSettings(recipe.name, 0, workers, deadline, folder)
         left = [job for job in planned if job.key not in journal.finished]
         meters = [StandInMeter(folder, mode)]
         with progress_bar("measuring") as show:
@@ -48,7 +51,7 @@ if __name__ == "__main__":
     folder, mode, jobs, *rest = sys.argv[1:]
     try:
         if jobs == "probe":
-            print(json.dumps(probe_device(StandInMeter(Path(folder), mode), "stand_in:measure")))
+            print(json.dumps(probe_device(StandInMeter(Path(folder), mode))))
         else:
             limits = (*(int(each) for each in rest[:1]), *(float(each) for each in rest[1:]))
             main(Path(folder), mode, int(jobs), *limits)
