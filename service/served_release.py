@@ -362,8 +362,6 @@ def _problem(model: BundleModel, model_gpu: ModelGpu, job: TrainingJob) -> str |
         total = float(estimate.probabilities.sum())
         if not (estimate.probabilities.min() >= 0 and abs(total - 1) <= _SUM_TOLERANCE):
             return f"gets probabilities that add up to {total:.6g}"
-        if estimate.safe_bytes is not None and estimate.safe_bytes < estimate.expected_bytes:
-            return f"gets {estimate.safe_bytes:,} safe bytes, below the {estimate.expected_bytes:,} expected"
         # the context is the same on both sides, and would hide an amount of nothing
         computed_bytes = float(_SLACK_BYTES + features[0, _PHYSICAL_COLUMNS].sum())
         ratio = float(_SLACK_BYTES + answer.expected_bytes[0]) / computed_bytes

@@ -191,15 +191,8 @@ def _csv_lines(batch: pa.RecordBatch) -> bytes:
 
 
 def _json_lines(batch: pa.RecordBatch) -> bytes:
-    template = "{" + ", ".join(f"{json.dumps(name)}: %s" for name in batch.schema.names) + "}\n"
-    columns = [_json_values(column.to_pylist()) for column in batch.columns]
-    return "".join(map(template.__mod__, zip(*columns, strict=True))).encode()
-
-
-def _json_values(values: list[Any]) -> list[str]:
-    # Columns repeat values, and this encodes each once.
-    text_of = {value: json.dumps(value, ensure_ascii=False) for value in set(values)}
-    return [text_of[value] for value in values]
+    lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in batch.to_pylist())
+    return "".join(lines).encode()
 
 
 def _without_dictionaries(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,14 +45,41 @@ def predict_on_ray(
     ray = load_ray()
     if not parts:
         return
+    import pyarrow as pa
+    import ray.data as ray_data
+
     is_ours = not ray.is_initialized()
     if is_ours:
         environment: dict[str, Any] = {"env_vars": {"OMP_NUM_THREADS": "1"}}
         if os.environ.get("RAY_ADDRESS"):
-            environment["py_modules"] = package_folders(__name__)
-        connect(ray, environment, DatasetError)
+            environment["py_modules"] = [str(Path(gpumemnet.__file__).parent)]
+        connect(ray, environment)
     try:
-        yield from _predict(ray, kept, options, hash_of_model, parts, workers)
+        context = ray_data.DataContext.get_current()
+        context.enable_progress_bars = False  # gpumemnet.batch.run reports the progress
+        context.print_on_execution_start = False
+        context.max_errored_blocks = 0
+        logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+        count = min(workers or max(1, int(ray.cluster_resources().get("CPU", 1))), len(parts))
+        # Items, not a range: tasks that read a range would wait for cores, which the actors hold.
+        rows = [{"id": index} for index in range(len(parts))]
+        predicted = ray_data.from_items(rows, override_num_blocks=len(rows)).map_batches(
+            _Actor,
+            fn_constructor_args=(options, hash_of_model, parts),
+            batch_size=1,
+            batch_format="pyarrow",
+            zero_copy_batch=True,
+            compute=ray_data.ActorPoolStrategy(size=count),
+            num_cpus=1,
+        )
+        for block in predicted.iter_batches(batch_size=None, batch_format="pyarrow"):
+            for row in range(len(block)):
+                index, error, content, rejected = (column[row] for column in block.columns)
+                if error.is_valid:
+                    raise DatasetError(error.as_py())
+                part = parts[index.as_py()]
+                batches = list(pa.ipc.open_stream(content.as_buffer()))
+                yield part, kept.keep(part, Answers(batches, rejected.as_py()))
     except ray.exceptions.RayError as error:
         raise DatasetError(
             f"the Ray cluster lost a part ({_last_line(error)}); finished parts are kept: the same command, run again, goes on"
@@ -61,44 +87,6 @@ def predict_on_ray(
     finally:
         if is_ours:
             ray.shutdown()
-
-
-def _predict(
-    ray: Any,
-    kept: PartFiles,
-    options: BatchOptions,
-    hash_of_model: Mapping[str, str],
-    parts: Sequence[Part],
-    workers: int | None,
-) -> Generator[tuple[Part, Tally]]:
-    import pyarrow as pa
-    import ray.data as ray_data
-
-    context = ray_data.DataContext.get_current()
-    context.enable_progress_bars = False  # gpumemnet.batch.run reports the progress
-    context.print_on_execution_start = False
-    context.max_errored_blocks = 0
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
-    count = min(workers or max(1, int(ray.cluster_resources().get("CPU", 1))), len(parts))
-    # Items, not a range: tasks that read a range would wait for cores, which the actors hold.
-    rows = [{"id": index} for index in range(len(parts))]
-    predicted = ray_data.from_items(rows, override_num_blocks=len(rows)).map_batches(
-        _Actor,
-        fn_constructor_args=(options, hash_of_model, parts),
-        batch_size=1,
-        batch_format="pyarrow",
-        zero_copy_batch=True,
-        compute=ray_data.ActorPoolStrategy(size=count),
-        num_cpus=1,
-    )
-    for block in predicted.iter_batches(batch_size=None, batch_format="pyarrow"):
-        for row in range(len(block)):
-            index, error, content, rejected = (column[row] for column in block.columns)
-            if error.is_valid:
-                raise DatasetError(error.as_py())
-            part = parts[index.as_py()]
-            batches = list(pa.ipc.open_stream(content.as_buffer()))
-            yield part, kept.keep(part, Answers(batches, rejected.as_py()))
 
 
 class _Actor:
@@ -154,26 +142,21 @@ def load_ray() -> Any:
     return ray
 
 
-def package_folders(module: str) -> list[str]:
-    """Folders that a Ray cluster needs to import ``module``: those of its top-level package and of
-    ``gpumemnet``."""
-    packages = {sys.modules[module.partition(".")[0]], gpumemnet}
-    return sorted(str(Path(str(package.__file__)).parent) for package in packages)
-
-
-def connect(ray: Any, runtime_env: Mapping[str, Any], error_type: type[GpumemnetError]) -> None:
+def connect(ray: Any, runtime_env: Mapping[str, Any]) -> None:
     """Connects to the cluster that ``RAY_ADDRESS`` names, to one that runs on this machine, or
     starts one here.
 
     Args:
         ray: the module.
         runtime_env: Ray's description of the workers' environment.
-        error_type: class of the error when that fails.
+
+    Raises:
+        DatasetError: when that fails.
     """
     try:
         ray.init(runtime_env=dict(runtime_env), log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray raises a plain Exception when a node does not start in time
-        raise error_type(
+        raise DatasetError(
             f"the Ray cluster cannot be reached ({_last_line(error)}): RAY_ADDRESS names it, and a cluster with token "
             "authentication needs its token on this machine too"
         ) from None

@@ -112,7 +112,7 @@ def predict_files(
             from gpumemnet.batch.ray_engine import predict_on_ray
 
             results = predict_on_ray(kept, options, predictor.hash_of_model, missing, workers)
-        elif workers == 1 or _is_small(missing):
+        elif workers == 1 or sum(part.row_count for part in missing) <= _FEW_ROWS:
             results = ((part, kept.keep(part, predictor.predict(part))) for part in missing)
         else:
             del predictor  # its memory is needed in the workers
@@ -143,13 +143,6 @@ def predict_files(
         )
     seconds = time.monotonic() - started
     return Outcome(total, seconds, missing_rows / max(seconds, 1e-9), rejected)
-
-
-def _is_small(parts: Sequence[Part]) -> bool:
-    """Whether this process does it alone: starting others would take longer, or could not read
-    files that exist only in the memory of this one."""
-    is_in_memory = any(part.file.location.startswith("memory://") for part in parts)
-    return is_in_memory or sum(part.row_count for part in parts) <= _FEW_ROWS
 
 
 # Workers.

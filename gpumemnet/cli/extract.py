@@ -90,27 +90,7 @@ def extract(
         return
     if out is None:
         typer.echo(job_to_json(extraction.job), nl=False)
-    console = Console(stderr=out is None)
-    _show_extraction(extraction, console)
-    _warn_without_limit(extraction, gpu, console)
-
-
-def _warn_without_limit(extraction: Extraction, gpu: str, console: Console) -> None:
-    """Warns when the shipped models give the job no limit, with the reasons and what to do."""
-    from gpumemnet.predict.predictor import Predictor
-
-    prediction = Predictor.default().predict(extraction.job, gpu=gpu)
-    if prediction.safe_bytes is not None:
-        return
-    console.print(Text("warning: a prediction for this job will have no limit:", style="bold"))
-    for reason in prediction.reasons:
-        console.print(Text(f"  {reason}"), soft_wrap=True)
-    console.print(
-        Text(
-            "  `gpumemnet trace` with the same arguments gives one, and with --out a job that has one."
-        ),
-        soft_wrap=True,
-    )
+    _show_extraction(extraction, Console(stderr=out is None))
 
 
 def _show_extraction(extraction: Extraction, console: Console) -> None:

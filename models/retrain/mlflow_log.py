@@ -141,7 +141,7 @@ def _log(client: Any, run: str, request: Request, outcome: Outcome) -> None:
 
     document = outcome.document
     params = {name: document[name] for name in ("champion", "seed", "epochs", "encoders")}
-    params |= {"commit": document["code"]["commit"], "code": document["code"]["sha256"]}
+    params |= {"code": document["code"]["sha256"]}
     for file in document["files"]:
         used = f"{file['used']} of {file['rows']} rows used"
         params[f"file/{file['name']}"] = f"sha256 {file['sha256']}, {used}"

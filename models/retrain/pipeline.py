@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -353,11 +352,9 @@ def code_hash() -> str:
 
 
 def code_version() -> dict[str, Any]:
-    """The code in a lineage: package version, commit if there is one, and hashes of the code
-    itself."""
+    """The code in a lineage: package version, and hashes of the code itself."""
     return {
         "gpumemnet": _version("gpumemnet"),
-        "commit": _commit(),
         "sha256": code_hash(),
         "packages": {name: _version(name) for name in _PACKAGES},
     }
@@ -368,16 +365,3 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "none"
-
-
-def _commit() -> str | None:
-    if not (ROOT / ".git").exists():
-        return None
-    command = ["git", "rev-parse", "HEAD"]
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, timeout=10, check=False
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip() or None

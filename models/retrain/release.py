@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import RegistryError, UnknownReleaseError
-from gpumemnet.predict.bundle import load_bundle
 from gpumemnet.predict.bundle_card import ENCODERS
 from gpumemnet.site.releases import Aliases, Change, Registry
 
@@ -68,11 +67,6 @@ def put_into_service(
         )
     folders = [request.work / candidate["folder"] for candidate in candidates]
     hashes = {candidate["bundle"] for candidate in candidates}
-    for folder in folders:
-        if load_bundle(folder).sha256 not in hashes:
-            raise RegistryError(
-                f"{folder}: another bundle than the one that was judged: delete the folder and run it again"
-            )
     try:
         if not hashes <= set(registry.release(name).bundles):
             raise RegistryError(
@@ -207,9 +201,11 @@ def markdown(document: dict[str, Any]) -> str:
     rows = ", ".join(
         f"{count:,} {name.replace('_', ' ')}" for name, count in document["rows"].items() if count
     )
-    commit = document["code"]["commit"] or "unknown"
     lines = ["# Retraining", "", f"Champion: {document['champion']}. {found}."]
-    lines.append(f"Run {document['run'][:12]}, seed {document['seed']}, commit {commit}.")
+    code = document["code"]
+    lines.append(
+        f"Run {document['run'][:12]}, seed {document['seed']}, gpumemnet {code['gpumemnet']}, code {code['sha256'][:12]}."
+    )
     lines += ["", "## Files", "", "| file | sha256 | rows | used |", "| --- | --- | ---: | ---: |"]
     lines += [
         f"| {file['name']} | {file['sha256'][:12]} | {file['rows']:,} | {file['used']:,} |"

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -73,8 +72,6 @@ _SLICE_SECONDS: Final = 0.0002
 milliseconds."""
 _PAUSES: Final = 4
 """Length of the pause as a multiple of the slice's time: responses have priority."""
-_DISK_FULL: Final = (sqlite3.SQLITE_FULL, "53100")
-"""SQLite's error code, and PostgreSQL's SQLSTATE."""
 
 OBSERVED: Final = Counter(
     "gpumemnet_observations",
@@ -447,17 +444,13 @@ class ObservationStore:
     def _disconnect(self, error: Exception) -> None:
         """Handle a database failure: log it once, reject the waiting observations, and schedule a
         reconnect."""
-        cause = getattr(error, "orig", None) or error
-        reason = first_line(cause)
         if self._away is None:
             logger.error(
                 "the database %s cannot be used, observations are refused until it can: %s",
                 shown(self._url),
-                reason,
+                first_line(getattr(error, "orig", None) or error),
             )
-        code = getattr(cause, "sqlite_errorcode", getattr(cause, "sqlstate", None))
-        what = "the disk of the database is full" if code in _DISK_FULL else "the database is away"
-        self._away = f"observations cannot be stored just now: {what}"
+        self._away = "observations cannot be stored just now: the database cannot be used"
         self._retry_at = time.monotonic() + RETRY_SECONDS
         DATABASE_UP.set(0)
         if self._engine is not None:

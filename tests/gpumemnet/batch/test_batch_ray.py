@@ -55,4 +55,4 @@ def test_a_ray_node_that_does_not_start_is_one_sentence() -> None:
     with pytest.raises(
         DatasetError, match=r"cannot be reached \(The current node timed out during startup\.\)"
     ):
-        connect(SimpleNamespace(init=init), {}, DatasetError)
+        connect(SimpleNamespace(init=init), {})

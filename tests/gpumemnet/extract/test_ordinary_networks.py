@@ -11,7 +11,6 @@ from torch import nn
 import gpumemnet
 from gpumemnet.cli import main
 from gpumemnet.extract import ExtractOptions, extract_job
-from gpumemnet.job.json_codec import job_from_json
 from tests.gpumemnet.extract.examples import ordinary
 from tests.nightly import nightly
 
@@ -36,19 +35,6 @@ def test_an_ordinary_network_gets_a_limit_that_covers_its_trace(
     traced = gpumemnet.trace(model, inputs, optimizer="adam", gpu="A100-40GB", best_effort=True)
     assert answer["safe_bytes"] >= traced.expected_bytes
     assert answer["expected_bytes"] < 5 * traced.expected_bytes
-
-
-def test_a_job_without_a_limit_is_a_warning_with_the_reason(
-    examples: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    source = f"{examples / 'ordinary.py'}:perceptron"
-    assert (
-        main(["extract", source, "--optimizer", "adam", "--set", "gradient_accumulation=64"]) == 0
-    )
-    shown = capfd.readouterr()
-    assert job_from_json(shown.out).gradient_accumulation == 64
-    assert "will have no limit" in shown.err
-    assert "gradient_accumulation is 64" in shown.err
 
 
 def kernel(precision: str, gpu: str = "A100", heads: int = 4) -> str | None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
-from sqlalchemy.exc import OperationalError
 
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import job_from_dict
@@ -244,22 +243,6 @@ def test_observations_go_before_the_predictions_that_wait(
     assert written < len(made)
     one.drain()
     assert rows(file, "SELECT count(*) FROM predictions") == [(len(made),)]
-
-
-def test_a_full_disk_is_called_that(
-    make_store: MakeStore, estimate: PredictionTable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cause = sqlite3.OperationalError("database or disk is full")
-    cause.sqlite_errorcode = sqlite3.SQLITE_FULL
-
-    def fail(*arguments: object) -> None:
-        raise OperationalError("", {}, cause)
-
-    one = make_store()
-    monkeypatch.setattr(store, "write_observations", fail)
-    with pytest.raises(Refusal, match="the disk of the database is full") as refused:
-        asyncio.run(one.add(observed(record(estimate).prediction_ids[0], 1800 * MIB)))
-    assert refused.value.kind.status == 503
 
 
 def test_old_predictions_that_nobody_reports_on_go(
