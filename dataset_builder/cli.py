@@ -25,7 +25,7 @@ from .measure.gpu_process import probe_device, write_profile
 from .measure.journal import Journal, Settings
 from .measure.nvml import visible_meters
 from .merge import ConflictError, merge_datasets, read_source
-from .recipe import Recipe, load_recipe
+from .recipe import load_recipe, sample_jobs
 
 FINDINGS_EXIT_CODE: Final = 3
 """Exit code of ``merge`` without ``--out`` on rows that cannot be true."""
@@ -82,43 +82,25 @@ def campaign(
     Writes dataset.parquet into the folder. Run it again to continue.
     """
     space = load_recipe(recipe)
-    _measure(
-        space, Settings(space.name, space.digest, seed, jobs), out, time_budget, workers, deadline
-    )
-    rows, dataset = read_source(out), out / "dataset.parquet"
-    if any(row.provenance == "stand_in" for row in rows):
-        rehearsal = f"{len(rows):,} rows of a rehearsal in {out}: not measured, so no dataset"
-        print_result({"rows": len(rows), "dataset": None}, rehearsal, as_json=as_json)
-        return
-    sentence = f"{write_dataset(dataset, rows):,} measurements written to {dataset}"
-    print_result({"rows": len(rows), "dataset": dataset}, sentence, as_json=as_json)
-
-
-def _measure(
-    recipe: Recipe,
-    settings: Settings,
-    folder: Path,
-    time_budget: float | None,
-    workers: int,
-    deadline: float,
-) -> None:
-    from .recipe import sample_jobs
-
+    settings = Settings(space.name, space.digest, seed, jobs)
     started = time.monotonic()
     meters = visible_meters()
-    with Journal(folder) as journal:
+    with Journal(out) as journal:
         planned = journal.plan(settings)
         if planned is None:
             capacity_bytes = min(meter.gpu.total_bytes for meter in meters)
-            planned = sample_jobs(recipe, settings.jobs, settings.seed, capacity_bytes)
+            planned = sample_jobs(space, jobs, seed, capacity_bytes)
             journal.keep_plan(settings, planned)
-        tally = Tally(settings.jobs, len(journal.finished), started, time_budget)
+        tally = Tally(jobs, len(journal.finished), started, time_budget)
         left = [job for job in planned if job.key not in journal.finished]
-        run = RunSettings(recipe.name, settings.seed, workers, deadline, folder)
+        run = RunSettings(space.name, seed, workers, deadline, out)
         with progress_bar("measuring") as show:
             run_campaign(
                 left, lambda job, one: journal.append(job.key, one), meters, run, tally, show
             )
+    rows, dataset = read_source(out), out / "dataset.parquet"
+    sentence = f"{write_dataset(dataset, rows):,} measurements written to {dataset}"
+    print_result({"rows": len(rows), "dataset": dataset}, sentence, as_json=as_json)
 
 
 @app.command()

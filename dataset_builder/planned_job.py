@@ -184,15 +184,9 @@ def parse_planned(document: Mapping[str, Any]) -> PlannedJob:
     Raises:
         DatasetError: on unknown, missing or impossible values.
     """
-    try:
-        name, architecture, options = (
-            document["family"],
-            document["architecture"],
-            document["options"],
-        )
-    except (KeyError, TypeError):
-        raise DatasetError("a planned job needs family, architecture and options") from None
-    return PlannedJob(name, parse_architecture(name, architecture), parse_options(options))
+    name = document["family"]
+    architecture = parse_architecture(name, document["architecture"])
+    return PlannedJob(name, architecture, parse_options(document["options"]))
 
 
 def unextracted_job(planned: PlannedJob) -> TrainingJob:

@@ -85,16 +85,12 @@ class Range:
 class MemoryTarget:
     """An amount of memory: bytes, or a share of the card that is measured on."""
 
-    amount_bytes: int | None = None
-    share: float | None = None
+    amount_bytes: int = 0
+    share: float = 0.0
 
     def resolve(self, capacity_bytes: int) -> int:
         """The amount in bytes on a card of ``capacity_bytes``."""
-        return (
-            self.amount_bytes
-            if self.amount_bytes is not None
-            else int(capacity_bytes * (self.share or 0))
-        )
+        return self.amount_bytes + int(capacity_bytes * self.share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,65 +209,55 @@ def _dimension(given: object, feature: Feature, field: str) -> Choices | Range:
     if isinstance(given, Mapping) and "from" in given:
         return _range(_mapping(given, field, ("from", "to", "scale")), feature, field)
     if isinstance(given, Mapping):
-        choices = _mapping(given, field, ("choices", "from", "to", "scale")).get("choices")
-        if not isinstance(choices, Mapping) or not choices:
-            raise InvalidRequestError(
-                "needs either from and to, or choices with a weight for each value", field
-            )
-        weights = {
-            _value(value, feature, field): _number(weight, f"{field}.choices")
-            for value, weight in choices.items()
-        }
-        if min(weights.values()) < 0 or sum(weights.values()) <= 0:
-            raise InvalidRequestError(
-                "needs weights of zero or more, at least one of them above zero", field
-            )
+        found = _mapping(given, field, ("choices", "from", "to", "scale")).get("choices")
+        weighted = [*found.items()] if isinstance(found, Mapping) else []
     else:
-        values = given if isinstance(given, list) else [given]
-        weights = dict.fromkeys((_value(value, feature, field) for value in values), 1.0)
-        if not weights:
-            raise InvalidRequestError("needs at least one value", field)
+        weighted = [(value, 1.0) for value in (given if isinstance(given, list) else [given])]
+    weights = {
+        _value(value, feature, field): _number(weight, f"{field}.choices")
+        for value, weight in weighted
+    }
     total = sum(weights.values())
+    if min(weights.values(), default=0.0) < 0 or not total:
+        raise InvalidRequestError(
+            "needs from and to, or at least one value, with weights of zero or more that are not all zero",
+            field,
+        )
     return Choices(tuple(weights), tuple(weight / total for weight in weights.values()))
 
 
 def _range(given: Mapping[str, Any], feature: Feature, field: str) -> Range:
-    if feature.kind in (str, bool):
-        raise InvalidRequestError("is not a number: give choices instead of a range", field)
-    low = _value(given["from"], feature, f"{field}.from")
-    high = _value(given.get("to"), feature, f"{field}.to")
+    low, high = (_value(given.get(end), feature, f"{field}.{end}") for end in ("from", "to"))
     scale = given.get("scale", "linear")
-    if scale not in ("linear", "log"):
-        raise InvalidRequestError(f"must be linear or log, not {describe(scale)}", f"{field}.scale")
-    if low > high:
+    is_log = scale == "log"
+    if (
+        feature.kind is bool
+        or not (is_log or scale == "linear")
+        or low > high
+        or (is_log and low <= 0)
+    ):
         raise InvalidRequestError(
-            f"is an impossible range: it goes from {low} down to {high}", field
+            "must go from the smaller number to the larger, on a scale that is linear or log; where it is log, above zero",
+            field,
         )
-    if scale == "log" and low <= 0:
-        raise InvalidRequestError("must begin above zero on a logarithmic scale", field)
-    return Range(low, high, scale == "log", feature.kind is int)
+    return Range(low, high, is_log, feature.kind is int)
 
 
 def _value(value: Any, feature: Feature, field: str) -> Any:
     if feature.kind is str:
-        if value not in feature.choices:
-            raise InvalidRequestError(
-                f"must be one of {', '.join(feature.choices)}, not {describe(value)}", field
-            )
-        return value
-    if feature.kind is bool:
-        if not isinstance(value, bool):
-            raise InvalidRequestError(f"must be true or false, not {describe(value)}", field)
-        return value
-    number = _number(value, field)
-    if not feature.minimum <= number <= feature.maximum:
-        raise InvalidRequestError(
-            f"must lie between {feature.minimum:g} and {feature.maximum:g}, not {describe(value)}",
-            field,
+        is_right, wanted = value in feature.choices, f"one of {', '.join(feature.choices)}"
+    elif feature.kind is bool:
+        is_right, wanted = isinstance(value, bool), "true or false"
+    else:
+        is_whole = feature.kind is int
+        is_number = type(value) is int or (type(value) is float and not is_whole)
+        is_right = is_number and feature.minimum <= value <= feature.maximum
+        wanted = (
+            f"a {'whole ' * is_whole}number between {feature.minimum:g} and {feature.maximum:g}"
         )
-    if feature.kind is int and not isinstance(value, int):
-        raise InvalidRequestError(f"must be a whole number, not {describe(value)}", field)
-    return value if feature.kind is int else number
+    if not is_right:
+        raise InvalidRequestError(f"must be {wanted}, not {describe(value)}", field)
+    return feature.kind(value)
 
 
 def _number(value: object, field: str) -> float:
@@ -281,11 +267,7 @@ def _number(value: object, field: str) -> float:
 
 
 def _amount(value: object, field: str) -> MemoryTarget:
-    match = (
-        re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?) ?(MiB|GiB|%)", value)
-        if isinstance(value, str)
-        else None
-    )
+    match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?) ?(MiB|GiB|%)", str(value))
     if match is None or float(match[1]) <= 0:
         raise InvalidRequestError(
             f"must be an amount such as '0.5 GiB' or '105 %', not {describe(value)}", field

@@ -228,13 +228,8 @@ def retrain(
         with progress_bar("retraining") as progress:
             outcome = run_retraining(request, progress)
     except (OSError, RetrainingError) as error:
-        reason = (
-            f"{error.strerror} ({error.filename})"
-            if isinstance(error, OSError) and error.filename
-            else str(error)
-        )
         typer.echo(
-            f"error: {reason}: the champion is unchanged; run the same command again to continue",
+            f"error: {error}: the champion is unchanged; run the same command again to continue",
             err=True,
         )
         raise typer.Exit(FAILED) from None

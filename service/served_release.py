@@ -9,11 +9,9 @@ for a swap.  A challenger can predict a share of the jobs in the background (:mo
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Container, Mapping, Sequence
-from functools import partial
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 from prometheus_client import Counter, Gauge
@@ -36,8 +34,6 @@ FOLLOW_SECONDS: Final = 1.0
 """Time between two looks at the registry."""
 RETRY_LOOKS: Final = 30
 """After this number of looks a champion that failed is tried again: its files may be back."""
-READ_SECONDS: Final = 10.0
-"""Longest time that the registry's folder may take to answer: one in the network can hang."""
 CONFIGURED: Final = "configured"
 """The release's name when the settings name bundle folders."""
 
@@ -64,8 +60,6 @@ for _alias in ("champion", "challenger"):
 
 logger = logging.getLogger("gpumemnet.service")
 
-T = TypeVar("T")
-
 
 class ServedRelease:
     """The release that this process serves, and how it is replaced.
@@ -77,7 +71,6 @@ class ServedRelease:
         bundles: folders of bundles to serve instead of a registry.
         shadow: runs the challenger; without one, challengers are ignored.
         predictor_settings: keyword arguments of every predictor: default GPU and CUDA context.
-        read_seconds: longest time that the registry's folder may take to answer.
 
     Attributes:
         api: the current api; read it once for each request.
@@ -101,7 +94,6 @@ class ServedRelease:
         bundles: Sequence[Path] = (),
         shadow: Shadow | None = None,
         predictor_settings: Mapping[str, Any] | None = None,
-        read_seconds: float = READ_SECONDS,
     ) -> None:
         if registry is not None and bundles:
             raise BundleError(
@@ -116,8 +108,6 @@ class ServedRelease:
         self._predictor_settings = dict(predictor_settings or {})
         self._shadow = shadow
         self._tested_sha256s: set[str] = set()
-        self._read_seconds = read_seconds
-        self._reading: threading.Thread | None = None
         if registry is not None:
             self._begin(registry)
         elif bundles:
@@ -146,7 +136,7 @@ class ServedRelease:
             return
         self._looks += 1
         try:
-            aliases = self._read(self._read_aliases)
+            aliases = self._read_aliases()
             is_same, self._aliases = aliases == self._aliases, aliases
             is_served = aliases.champion == self.release
             if is_same and self._looks % RETRY_LOOKS:
@@ -171,13 +161,13 @@ class ServedRelease:
         bundles."""
         candidates = [SHIPPED]
         try:
-            if not self._read(registry.folder.is_dir):
+            if not registry.folder.is_dir():
                 logger.warning(
                     "the registry %s does not exist yet: %s is served until it names a champion",
                     registry.folder,
                     SHIPPED,
                 )
-            self._aliases = self._read(registry.aliases)
+            self._aliases = registry.aliases()
             candidates = [self._aliases.champion, *filter(None, [self._aliases.previous]), SHIPPED]
         except RegistryError as error:
             self.failure = str(error)
@@ -197,35 +187,6 @@ class ServedRelease:
         failure, self.failure = self.failure, None
         self._report(failure)
         self._follow_challenger()
-
-    def _read(self, read: Callable[[], T]) -> T:
-        """What ``read`` returns of the registry's folder; it runs in a thread of its own, because a
-        folder in the network may hang.
-
-        Raises:
-            RegistryError: when it takes longer than ``read_seconds``, or an earlier one still does.
-        """
-        assert self.registry is not None
-        outcome: list[T | BaseException] = []
-
-        def run() -> None:
-            try:
-                outcome.append(read())
-            except BaseException as error:
-                outcome.append(error)
-
-        if self._reading is None or not self._reading.is_alive():
-            self._reading = threading.Thread(target=run, name="gpumemnet-registry", daemon=True)
-            self._reading.start()
-            self._reading.join(self._read_seconds)
-        if not outcome:
-            raise RegistryError(
-                f"the registry {self.registry.folder} has not answered within {self._read_seconds:g} s"
-            )
-        [found] = outcome
-        if isinstance(found, BaseException):
-            raise found
-        return found
 
     def _swap(self, release: str) -> None:
         predictor, before = self._load(release, "champion"), self.api
@@ -254,7 +215,7 @@ class ServedRelease:
     def _load(self, release: str, alias: str) -> Predictor:
         assert self.registry is not None
         try:
-            return self._tested(self._read(partial(self.registry.load, release)))
+            return self._tested(self.registry.load(release))
         except BundleError:
             FAILED_LOADS.labels(alias).inc()
             raise

@@ -13,7 +13,7 @@ import queue
 import random
 import time
 from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from prometheus_client import Counter, Histogram
 
@@ -21,7 +21,10 @@ from gpumemnet.errors import GpumemnetError
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.predictor import Predictor
 
-from .api.predictions import RecordBatch, Recorder
+from .api.predictions import RecordBatch
+
+if TYPE_CHECKING:
+    from .observations.store import ObservationStore
 
 QUEUE_LENGTH: Final = 256
 MAX_BUSY_SHARE: Final = 0.1
@@ -46,17 +49,6 @@ SHADOW_DIFFERENCE: Final = Histogram(
 logger = logging.getLogger("gpumemnet.service")
 
 
-class ShadowStore(Recorder, Protocol):
-    """Stores predictions and the challenger's predictions of the same jobs."""
-
-    def record_shadow(
-        self, prediction_id: str, model_sha256: str, expected_bytes: int, safe_bytes: int | None
-    ) -> None:
-        """Store the challenger's prediction for a recorded prediction; never blocks and never
-        raises."""
-        ...
-
-
 class Challenger(NamedTuple):
     """A release that predicts beside the champion for comparison."""
 
@@ -75,7 +67,7 @@ class Shadow:
         share: of the predictions that the challenger predicts, from 0 to 1.
     """
 
-    def __init__(self, store: ShadowStore | None, share: float = SHARE) -> None:
+    def __init__(self, store: ObservationStore | None, share: float = SHARE) -> None:
         self._store = store
         self._share = share
         self._queue: queue.Queue[tuple[Challenger, RecordBatch, int]] = queue.Queue(QUEUE_LENGTH)

@@ -73,8 +73,7 @@ class Journal:
             ) from None
         try:
             with _writing(folder):
-                self._end = _whole_lines(folder / _JOURNAL)
-                os.ftruncate(self._descriptor, self._end)
+                os.ftruncate(self._descriptor, _whole_lines(folder / _JOURNAL))
             self.finished.update(key for key, _ in _entries(folder / _JOURNAL))
         except BaseException:
             os.close(self._descriptor)
@@ -97,16 +96,10 @@ class Journal:
             + "\n"
         )
         data = line.encode()
-        try:
-            with _writing(self.folder):
-                while data:
-                    data = data[os.write(self._descriptor, data) :]
-                os.fsync(self._descriptor)
-        except DatasetError:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, self._end)  # no incomplete line for the next run
-            raise
-        self._end += len(line.encode())
+        with _writing(self.folder):
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+            os.fsync(self._descriptor)
         self.finished.add(key)
 
     def plan(self, settings: Settings) -> list[PlannedJob] | None:
@@ -119,10 +112,6 @@ class Journal:
             document = json.loads((self.folder / _PLAN).read_bytes())
         except FileNotFoundError:
             return None
-        except ValueError:
-            raise DatasetError(
-                f"{self.folder / _PLAN} is damaged: begin the campaign in another folder"
-            ) from None
         if document["settings"] != asdict(settings):
             held = document["settings"]
             raise DatasetError(

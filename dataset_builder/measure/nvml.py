@@ -9,9 +9,8 @@ never used.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 from gpumemnet.errors import MeasurementError
@@ -119,15 +118,19 @@ class _NotAvailableError(MeasurementError):
     """The driver does not offer a reading here."""
 
 
-def visible_meters(environment: Mapping[str, str] | None = None) -> list[NvmlMeter]:
+def visible_meters() -> list[NvmlMeter]:
     """A meter for every GPU and MIG instance that ``CUDA_VISIBLE_DEVICES`` lets this process use.
 
     Raises:
         MeasurementError: when there is no GPU, no NVML, or when readings cannot be trusted on this
             machine.
     """
-    environment = os.environ if environment is None else environment
-    _refuse_untrustworthy(environment)
+    if "libvgpu" in os.environ.get("LD_PRELOAD", "") or any(
+        name.startswith("CUDA_DEVICE_MEMORY_LIMIT") for name in os.environ
+    ):
+        raise MeasurementError(
+            "nothing can be measured under HAMi: its NVML shows virtual values; use a whole GPU"
+        )
     try:
         import pynvml as nvml
     except ImportError:
@@ -144,7 +147,7 @@ def visible_meters(environment: Mapping[str, str] | None = None) -> list[NvmlMet
     found = list(_devices(nvml, driver))
     chosen = select_visible(
         [gpu for _, gpu, _ in found],
-        environment.get("CUDA_VISIBLE_DEVICES"),
+        os.environ.get("CUDA_VISIBLE_DEVICES"),
         [p for _, _, p in found],
     )
     meters = [NvmlMeter(nvml, handle, gpu) for handle, gpu, _ in found if gpu in chosen]
@@ -216,21 +219,3 @@ def _memory_version(nvml: Any, handle: Any) -> int | None:
     except nvml.NVMLError:
         return None
     return int(nvml.nvmlMemory_v2)
-
-
-def _refuse_untrustworthy(environment: Mapping[str, str]) -> None:
-    """Machines whose NVML readings are known to be wrong or empty."""
-    try:
-        kernel = Path("/proc/version").read_text().lower()
-    except OSError:
-        kernel = ""
-    if "microsoft" in kernel:
-        raise MeasurementError(
-            "nothing can be measured under WSL: its driver reports no memory per process; use a Linux host"
-        )
-    if "libvgpu" in environment.get("LD_PRELOAD", "") or any(
-        name.startswith("CUDA_DEVICE_MEMORY_LIMIT") for name in environment
-    ):
-        raise MeasurementError(
-            "nothing can be measured under HAMi: its NVML shows virtual values; use a whole GPU"
-        )

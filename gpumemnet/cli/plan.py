@@ -44,6 +44,7 @@ from gpumemnet.cli.trace import (
     attention_kernel,
     is_given,
     launched,
+    peak_text,
     verdict_text,
 )
 from gpumemnet.cudnn.session import OFF
@@ -261,7 +262,7 @@ def show_plan(
             style="dim",
         )
     )
-    print_facts(console, "", [("peak", _peak(before)), ("safe", before.safe_basis)])
+    print_facts(console, "", [("peak", peak_text(before.peak)), ("safe", before.safe_basis)])
     if answer.plan is not None and answer.after is not None:
         _show_plan(answer.plan, answer.after, console, is_named)
     if answer.reason:
@@ -289,12 +290,6 @@ def _need(answer: PlanAnswer) -> Text:
     )
 
 
-def _peak(answer: TraceAnswer) -> str:
-    peak = answer.peak
-    where = f"{peak.phase}, step {peak.step}" if peak.step else peak.phase
-    return f"{where}: {peak.operator}{f' in {peak.module}' if peak.module else ''}"
-
-
 def _show_plan(plan: Plan, after: TraceAnswer, console: Console, is_named: bool) -> None:
     amounts = f"{amount_text(after.expected_bytes)} expected, {amount_text(after.safe_bytes)} safe"
     console.print(Text.assemble("\n", ("A plan fits", f"bold {COLOURS[YES]}"), f": {amounts}"))
@@ -309,7 +304,7 @@ def _show_plan(plan: Plan, after: TraceAnswer, console: Console, is_named: bool)
     )
     if plan.host_bytes:
         facts.append(("host memory", f"{format_bytes(plan.host_bytes)}, pinned"))
-    facts.append(("peak", _peak(after)))
+    facts.append(("peak", peak_text(after.peak)))
     facts.append(("search", _search(plan)))
     print_facts(console, "", facts)
     code = "\n".join((_IMPORT, *python_lines(plan), _OF_TRAINER if is_named else _OF_LOOP))

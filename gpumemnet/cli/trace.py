@@ -66,6 +66,7 @@ from gpumemnet.tracing.result import (
     PART_NAMES,
     TOP_MODULES,
     HostMemory,
+    Peak,
     TraceAnswer,
     answer_to_dict,
     shown_mib,
@@ -251,8 +252,6 @@ def trace(
         show_trace(answer, spread, console)
         if phases:
             _show_phases(answer, console)
-        if launch is None and not answer.fits and not largest_batch:
-            console.print(Text("use --largest-batch to find the batch size that fits"), style="dim")
     if answer.is_lower_bound:
         raise typer.Exit(LOWER_BOUND_CODE)
 
@@ -283,10 +282,6 @@ def launched(
                 "name one factory, such as train.py:build, or write -- python train.py", "source"
             )
         return None
-    if script is not None and is_launch(str(script).split()) and not script.exists():
-        raise InvalidRequestError(
-            f"is a file; for a whole line write: gpumemnet trace -- {script}", "script"
-        )
     for name in (*_OF_FACTORIES, *of_factories):
         if is_given(call, name):
             raise InvalidRequestError(
@@ -443,10 +438,8 @@ def _show_parts(answer: TraceAnswer, console: Console) -> None:
 
 def _show_peak(answer: TraceAnswer, console: Console) -> None:
     peak = answer.peak
-    where = f"{peak.phase}, step {peak.step}" if peak.step else peak.phase
-    module = f" in {peak.module}" if peak.module else ""
     facts = [
-        ("peak", f"{where}: {peak.operator}{module}"),
+        ("peak", peak_text(peak)),
         *(
             [("start-up", _startup(answer))]
             if answer.startup_peak_bytes != answer.expected_bytes
@@ -469,6 +462,12 @@ def _show_peak(answer: TraceAnswer, console: Console) -> None:
     ]
     columns = ("MiB", "share", "")
     print_columns(console, "modules that hold most at the peak", columns, rows)
+
+
+def peak_text(peak: Peak) -> str:
+    """Returns phase, step, operator and module of a peak."""
+    where = f"{peak.phase}, step {peak.step}" if peak.step else peak.phase
+    return f"{where}: {peak.operator}{f' in {peak.module}' if peak.module else ''}"
 
 
 def _startup(answer: TraceAnswer) -> str:

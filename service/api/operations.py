@@ -44,7 +44,6 @@ _SEARCH_PARAMETER: Final = {
 
 def prediction_operations(serving: ServedRelease) -> list[Operation]:
     """The operations that predict."""
-    family = serving.api.families[0]
     return [
         Operation(
             method="POST",
@@ -55,7 +54,7 @@ def prediction_operations(serving: ServedRelease) -> list[Operation]:
             description=_TEXT_DESCRIPTION,
             handler=PredictHandler(serving),
             request=schemas.PredictRequest,
-            examples=examples.predict_examples(family),
+            examples=examples.PREDICT_EXAMPLES,
             parameters=[_TEXT_PARAMETER],
             answers={200: Answer(shape=schemas.Prediction, has_text=True)},
             refusals=BODY_REFUSALS,
@@ -68,7 +67,7 @@ def prediction_operations(serving: ServedRelease) -> list[Operation]:
             summary="Predict many jobs",
             handler=JsonHandler(lambda body: serving.api.predict_batch(body)),
             request=schemas.BatchRequest,
-            examples=examples.batch_examples(family),
+            examples=examples.BATCH_EXAMPLES,
             answers={200: Answer(shape=schemas.BatchPrediction)},
             refusals=BODY_REFUSALS,
         ),
@@ -80,7 +79,7 @@ def prediction_operations(serving: ServedRelease) -> list[Operation]:
             summary="The largest batch that fits",
             handler=SearchHandler(lambda body: serving.api.batch_sizes(body)),
             request=schemas.BatchSizesRequest,
-            examples=examples.batch_sizes_examples(family),
+            examples=examples.BATCH_SIZES_EXAMPLES,
             answers={200: Answer(shape=schemas.BatchSizes)},
             refusals=BODY_REFUSALS,
         ),

@@ -170,13 +170,6 @@ class PredictionQueue:
             challenges, self._challenges = self._challenges, []
             return self._pop(list(islice(self._queued, most))), challenges
 
-    def move_up(self, identity: str) -> bool:
-        """Let this prediction be the next that is written; returns whether it is queued."""
-        with self._lock:
-            if is_queued := identity in self._queued:
-                self._queued = {identity: self._queued[identity]} | self._queued
-        return is_queued
-
     def take_named(self, identities: Iterable[str]) -> list[_Queued]:
         """The predictions with these ids."""
         with self._lock:
@@ -336,11 +329,10 @@ class ObservationStore:
         """
         read = partial(read_prediction, identity=identity)
         while True:
-            # It may be in the queue of another worker, too.
+            # It may be in a queue still, of this worker or of another.
             is_young = 0 <= time.time() - made_at_seconds(identity) < YOUNG_SECONDS
-            is_expected = self._predictions.move_up(identity) or is_young
             found: dict[str, Any] | None = await self._read(read)
-            if found is not None or not is_expected:
+            if found is not None or not is_young:
                 return found
             self._wake.set()
             await asyncio.sleep(FLUSH_SECONDS)
@@ -450,7 +442,7 @@ class ObservationStore:
                 shown(self._url),
                 first_line(getattr(error, "orig", None) or error),
             )
-        self._away = "observations cannot be stored just now: the database cannot be used"
+        self._away = "observations cannot be stored just now: the database is away"
         self._retry_at = time.monotonic() + RETRY_SECONDS
         DATABASE_UP.set(0)
         if self._engine is not None:

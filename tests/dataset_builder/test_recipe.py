@@ -36,13 +36,18 @@ def changed(folder: Path, path: str, value: object) -> str:
     ("path", "value", "field", "sentence"),
     [
         ("features.widht", 3, "features.widht", "did you mean 'width'"),
-        ("features.width", {"from": 100, "to": 10}, "features.width", "impossible range"),
+        ("features.width", {"from": 100, "to": 10}, "features.width", "from the smaller number"),
         ("features.width", {"from": 4, "to": 99999}, "features.width.to", "between 4 and 16384"),
         ("features.width", {"from": 4.5, "to": 64}, "features.width.from", "whole number"),
         ("features.width", [], "features.width", "at least one value"),
-        ("features.width", "wide", "features.width", "must be a number, not 'wide'"),
+        (
+            "features.width",
+            "wide",
+            "features.width",
+            "a whole number between 4 and 16384, not 'wide'",
+        ),
         ("features.width", ..., "features.width", "is missing"),
-        ("features.activation", {"from": 1, "to": 2}, "features.activation", "give choices"),
+        ("features.activation", {"from": 1, "to": 2}, "features.activation.from", "one of"),
         (
             "features.activation",
             ["relu", "relux"],

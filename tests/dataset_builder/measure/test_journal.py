@@ -84,9 +84,6 @@ def test_the_plan_is_kept_and_other_settings_are_refused(tmp_path: Path) -> None
             DatasetError, match=r"holds another campaign \(recipe mlp, seed 0, 5 jobs\)"
         ):
             journal.plan(replace(SETTINGS, seed=1))
-        (tmp_path / "plan.json").write_text("{")
-        with pytest.raises(DatasetError, match="damaged"):
-            journal.plan(SETTINGS)
 
 
 def test_a_file_in_place_of_the_folder_is_one_sentence(tmp_path: Path) -> None:

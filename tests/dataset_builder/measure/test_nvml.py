@@ -39,8 +39,12 @@ def test_cuda_visible_devices(visible: str | None, chosen: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "environment", [{"LD_PRELOAD": "/usr/lib/libvgpu.so"}, {"CUDA_DEVICE_MEMORY_LIMIT_0": "4g"}]
+    ("variable", "value"),
+    [("LD_PRELOAD", "/usr/lib/libvgpu.so"), ("CUDA_DEVICE_MEMORY_LIMIT_0", "4g")],
 )
-def test_virtual_readings_are_refused(environment: dict[str, str]) -> None:
+def test_virtual_readings_are_refused(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
     with pytest.raises(MeasurementError, match="HAMi"):
-        visible_meters(environment)
+        visible_meters()
