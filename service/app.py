@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
+import signal
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -18,7 +21,6 @@ from starlette.routing import Route
 from uvicorn.config import STARTUP_FAILURE
 
 from gpumemnet.errors import GpumemnetError
-from gpumemnet.sandbox.process import end_with_parent
 from gpumemnet.site.releases import Registry
 from gpumemnet.units import MIB
 
@@ -59,7 +61,14 @@ logger = logging.getLogger("gpumemnet.service")
 
 def worker_app() -> FastAPI:
     """The application of one of several workers; a mistake in the settings ends all of them."""
-    end_with_parent()
+    parent = os.getppid()
+
+    def end_with_parent() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=end_with_parent, name="gpumemnet-parent", daemon=True).start()
     try:
         return create_app(read_settings())
     except GpumemnetError as error:
