@@ -3,7 +3,6 @@ releases."""
 
 from gpumemnet.allocator.caching_allocator import CachingAllocator, OutOfMemory
 from gpumemnet.allocator.replay import EMPTY_CACHE, Replay, replay, smallest_limit
-from gpumemnet.allocator.segments import Segment, SegmentBlock, Statistics
 from gpumemnet.allocator.settings import (
     DEFAULT_SETTINGS,
     AllocatorSettings,
@@ -19,9 +18,6 @@ __all__ = [
     "EMPTY_CACHE",
     "OutOfMemory",
     "Replay",
-    "Segment",
-    "SegmentBlock",
-    "Statistics",
     "parse_settings",
     "replay",
     "round_size",

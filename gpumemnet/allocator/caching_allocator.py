@@ -1,5 +1,5 @@
-"""PyTorch's CUDA caching allocator without a GPU: the same blocks, segments and statistics for the
-same requests.
+"""PyTorch's CUDA caching allocator without a GPU: the same blocks and segments for the same
+requests.
 
 It follows ``DeviceCachingAllocator`` in ``c10/cuda/CUDACachingAllocator.cpp`` (PyTorch 2.13).  Left
 out are private pools (CUDA graphs, ``MemPool``), blocks that wait for another stream after
@@ -9,7 +9,6 @@ driver.  A training process that uses none of these behaves the same.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left, insort
 from collections.abc import Hashable
 
@@ -22,10 +21,7 @@ from gpumemnet.allocator.segments import (
     ExpandableSegments,
     LowestFreeAddress,
     Pool,
-    Segment,
-    Statistics,
     edge_block,
-    segments_of,
 )
 from gpumemnet.allocator.settings import (
     DEFAULT_SETTINGS,
@@ -90,9 +86,6 @@ class CachingAllocator:
         allocated_bytes, requested_bytes, reserved_bytes: sizes of blocks, of requests and of
         segments. peak_allocated_bytes, peak_requested_bytes, peak_reserved_bytes: their maxima
         since the last :meth:`reset_peaks`.
-        alloc_retries: number of times that the whole cache was released because a segment did not
-            fit.
-        ooms: number of failed requests.
 
     Raises:
         InvalidRequestError: a memory fraction without a device of known size.
@@ -148,14 +141,8 @@ class CachingAllocator:
             and self._collect_above_bytes is None
         )
         self._searches = 0  # in the large pools of all streams, counted for garbage collection
-        self._whole_free_bytes = 0  # free blocks that are whole segments: not "inactive split"
-        # PyTorch counts no block of an expandable segment as inactive split: a peak that nothing
-        # exceeds is never updated.
-        self._peak_inactive_split_bytes: float = math.inf if self._expandable else 0
-        self._small_segments = self._large_segments = 0
         self.allocated_bytes = self.requested_bytes = self.reserved_bytes = 0
         self.peak_allocated_bytes = self.peak_requested_bytes = self.peak_reserved_bytes = 0
-        self.alloc_retries = self.ooms = 0
 
     # malloc and free run for every event of a trace: they inline Pool.add, Pool.remove and
     # absorb_next for speed.
@@ -185,8 +172,6 @@ class CachingAllocator:
             block = pool.blocks.pop(keys[position])
             del keys[position]
             following = block.next
-            if block.previous is following:
-                self._whole_free_bytes -= block.size
         else:
             block = self._new_block(pool, size, size_bytes)
             following = block.next
@@ -210,9 +195,6 @@ class CachingAllocator:
         self.allocated_bytes = allocated = self.allocated_bytes + size
         if allocated > self.peak_allocated_bytes:
             self.peak_allocated_bytes = allocated
-        inactive_split = self.reserved_bytes - allocated - self._whole_free_bytes
-        if inactive_split > self._peak_inactive_split_bytes:
-            self._peak_inactive_split_bytes = inactive_split
         return block
 
     def free(self, block: Block | None) -> None:
@@ -226,7 +208,7 @@ class CachingAllocator:
         if block.key:
             raise ValueError("this block is not allocated")
         size = block.size
-        self.allocated_bytes = allocated = self.allocated_bytes - size
+        self.allocated_bytes -= size
         self.requested_bytes -= block.requested_bytes
         pool = block.pool
         keys = pool.keys
@@ -248,17 +230,11 @@ class CachingAllocator:
             previous.next = following
             following.previous = previous
             block = previous
-            previous = block.previous
         block.size = size
         block.born = self._searches
         block.key = key = size << ADDRESS_BITS | block.address
         insort(keys, key)
         blocks[key] = block
-        if previous is following:
-            self._whole_free_bytes += size
-        inactive_split = self.reserved_bytes - allocated - self._whole_free_bytes
-        if inactive_split > self._peak_inactive_split_bytes:
-            self._peak_inactive_split_bytes = inactive_split
 
     def empty_cache(self) -> None:
         """Release every segment, and every page of an expandable segment, that holds no
@@ -279,10 +255,6 @@ class CachingAllocator:
         self.peak_allocated_bytes = self.allocated_bytes
         self.peak_requested_bytes = self.requested_bytes
         self.peak_reserved_bytes = self.reserved_bytes
-        if self._expandable is None:
-            self._peak_inactive_split_bytes = (
-                self.reserved_bytes - self.allocated_bytes - self._whole_free_bytes
-            )
 
     def state(self) -> Hashable:
         """Return a value that is equal for two moments at which the same requests would have the
@@ -299,39 +271,7 @@ class CachingAllocator:
             for stream, pair in self._pools.items()
             for pool in pair
         )
-        return (
-            pools,
-            self.reserved_bytes,
-            self.allocated_bytes,
-            self.requested_bytes,
-            self.alloc_retries,
-        )
-
-    def statistics(self) -> Statistics:
-        """Return all counters."""
-        expandable = self._expandable is not None
-        return Statistics(
-            allocated_bytes=self.allocated_bytes,
-            requested_bytes=self.requested_bytes,
-            reserved_bytes=self.reserved_bytes,
-            inactive_split_bytes=0
-            if expandable
-            else self.reserved_bytes - self.allocated_bytes - self._whole_free_bytes,
-            peak_allocated_bytes=self.peak_allocated_bytes,
-            peak_requested_bytes=self.peak_requested_bytes,
-            peak_reserved_bytes=self.peak_reserved_bytes,
-            peak_inactive_split_bytes=0 if expandable else int(self._peak_inactive_split_bytes),
-            segments=self._small_segments + self._large_segments,
-            small_segments=self._small_segments,
-            large_segments=self._large_segments,
-            alloc_retries=self.alloc_retries,
-            ooms=self.ooms,
-        )
-
-    def segments(self) -> list[Segment]:
-        """Return all segments with their blocks, by address; expandable segments as their
-        contiguous mapped pieces."""
-        return segments_of((pool for pools in self._pools.values() for pool in pools), self._edge)
+        return pools, self.reserved_bytes, self.allocated_bytes, self.requested_bytes
 
     def _open_pools(self, stream: int) -> tuple[Pool, Pool]:
         # Only large blocks outside of expandable segments keep slack of up to 1 MiB, and obey the
@@ -384,10 +324,8 @@ class CachingAllocator:
                 block = self._reserve(pool, size, bytes_needed)
             if block is None:
                 self.empty_cache()
-                self.alloc_retries += 1
                 block = self._reserve(pool, size, bytes_needed)
         if block is None:
-            self.ooms += 1
             raise OutOfMemory(requested_bytes, self.reserved_bytes, self.allocated_bytes)
         return block
 
@@ -411,10 +349,6 @@ class CachingAllocator:
             block = Block(self._addresses.take(bytes_needed), bytes_needed, pool)
             block.previous = block.next = self._edge
             pool.segments[block.address] = block
-            if pool.is_small:
-                self._small_segments += 1
-            else:
-                self._large_segments += 1
         self.reserved_bytes += bytes_needed
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
         return block
@@ -466,11 +400,6 @@ class CachingAllocator:
         del pool.segments[block.address]
         self._addresses.give_back(block.address, block.size)
         self.reserved_bytes -= block.size
-        self._whole_free_bytes -= block.size
-        if pool.is_small:
-            self._small_segments -= 1
-        else:
-            self._large_segments -= 1
 
 
 def _expandable_size(block: Block) -> int:

@@ -160,11 +160,8 @@ class Replay:
         peak_reserved_bytes: their maxima; in steady state only, if memory was given
             back to the driver before it began.
         startup_peak_reserved_bytes: maximum of the reserved bytes over all events.
-        peak_inactive_split_bytes: maximum of the free bytes in segments that are partly in use.
         peak_allocated_event, peak_reserved_event: index of the event that first reached the
         maximum; -1 for the prefix.
-        segments: segments after the last event.
-        alloc_retries: number of times that the cache was released to make room.
         allocated_curve_bytes, reserved_curve_bytes: the values after every event, shape
         ``[n_events]``, on request.
     """
@@ -176,11 +173,8 @@ class Replay:
     peak_requested_bytes: int
     peak_reserved_bytes: int
     startup_peak_reserved_bytes: int
-    peak_inactive_split_bytes: int
     peak_allocated_event: int
     peak_reserved_event: int
-    segments: int
-    alloc_retries: int
     allocated_curve_bytes: NDArray[np.int64] | None = field(default=None, compare=False)
     reserved_curve_bytes: NDArray[np.int64] | None = field(default=None, compare=False)
 
@@ -285,20 +279,16 @@ def replay(
         raise
     except ValueError as error:
         raise ValueError(f"event {index} of the stream: {error}") from None
-    statistics = allocator.statistics()
     return Replay(
-        allocated_bytes=statistics.allocated_bytes,
-        requested_bytes=statistics.requested_bytes,
-        reserved_bytes=statistics.reserved_bytes,
-        peak_allocated_bytes=statistics.peak_allocated_bytes,
-        peak_requested_bytes=statistics.peak_requested_bytes,
-        peak_reserved_bytes=statistics.peak_reserved_bytes,
-        startup_peak_reserved_bytes=max(startup_peak_reserved, statistics.peak_reserved_bytes),
-        peak_inactive_split_bytes=statistics.peak_inactive_split_bytes,
+        allocated_bytes=allocator.allocated_bytes,
+        requested_bytes=allocator.requested_bytes,
+        reserved_bytes=allocator.reserved_bytes,
+        peak_allocated_bytes=allocator.peak_allocated_bytes,
+        peak_requested_bytes=allocator.peak_requested_bytes,
+        peak_reserved_bytes=allocator.peak_reserved_bytes,
+        startup_peak_reserved_bytes=max(startup_peak_reserved, allocator.peak_reserved_bytes),
         peak_allocated_event=peak_allocated_event,
         peak_reserved_event=peak_reserved_event,
-        segments=statistics.segments,
-        alloc_retries=statistics.alloc_retries,
         allocated_curve_bytes=np.array(allocated_curve, dtype=np.int64) if with_curves else None,
         reserved_curve_bytes=np.array(reserved_curve, dtype=np.int64) if with_curves else None,
     )

@@ -77,7 +77,6 @@ class ReferenceAllocator:
         self.range_size = 4 * 1024 * 1024 * MIB if device is None else device + device // 8
         self.ranges: list[Range] = []
         self.searches = 0
-        self.retries = 0
 
     # What is held.
 
@@ -98,18 +97,6 @@ class ReferenceAllocator:
     def requested(self) -> int:
         return sum(
             piece.requested for one in self.ranges for piece in one.pieces if piece.state == USED
-        )
-
-    @property
-    def inactive_split(self) -> int:
-        if self.settings.expandable_segments:
-            return 0
-        return sum(
-            piece.size
-            for one in self.ranges
-            if len(one.pieces) > 1
-            for piece in one.pieces
-            if piece.state == FREE
         )
 
     # Requests.
@@ -216,7 +203,6 @@ class ReferenceAllocator:
             found = self.from_driver(size, needed, stream, small)
         if found is None:
             self.empty_cache()
-            self.retries += 1
             found = self.from_driver(size, needed, stream, small)
         if found is None:
             raise ReferenceOutOfMemory

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import groupby
 from typing import Final
 
 from hypothesis import strategies as st
 
-from gpumemnet.allocator import AllocatorSettings, parse_settings
+from gpumemnet.allocator import AllocatorSettings, CachingAllocator, parse_settings
+from gpumemnet.allocator.segments import Block
 
 MIB: Final = 2**20
 
@@ -72,3 +75,26 @@ def event_streams(draw: st.DrawFn, max_storages: int = 60) -> tuple[list[int], l
             if live:
                 events.append(~live.pop(draw(st.integers(0, len(live) - 1))))
     return events, storages
+
+
+def segments(allocator: CachingAllocator) -> list[list[Block]]:
+    """The mapped blocks of each segment, by address; of an expandable one, of each piece."""
+    firsts = [
+        first
+        for pools in allocator._pools.values()
+        for pool in pools
+        for first in pool.segments.values()
+    ]
+    found = [
+        list(blocks)
+        for first in firsts
+        for is_mapped, blocks in groupby(_from(first, allocator._edge), lambda block: block.mapped)
+        if is_mapped
+    ]
+    return sorted(found, key=lambda blocks: blocks[0].address)
+
+
+def _from(block: Block, edge: Block) -> Iterator[Block]:
+    while block is not edge:
+        yield block
+        block = block.next

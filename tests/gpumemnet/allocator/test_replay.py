@@ -33,11 +33,8 @@ def test_a_replay_by_hand() -> None:
         peak_requested_bytes=34 * MIB + 1,
         peak_reserved_bytes=52 * MIB,
         startup_peak_reserved_bytes=52 * MIB,
-        peak_inactive_split_bytes=16 * MIB + 8 * MIB,  # beside storages 0 and 2
         peak_allocated_event=1,
         peak_reserved_event=1,
-        segments=2,
-        alloc_retries=0,
     )
 
 
