@@ -2,7 +2,7 @@
 releases."""
 
 from gpumemnet.allocator.caching_allocator import CachingAllocator, OutOfMemory
-from gpumemnet.allocator.replay import EMPTY_CACHE, Replay, replay, smallest_limit
+from gpumemnet.allocator.replay import EMPTY_CACHE, Replay, replay, signed_bytes, smallest_limit
 from gpumemnet.allocator.settings import (
     DEFAULT_SETTINGS,
     AllocatorSettings,
@@ -22,5 +22,6 @@ __all__ = [
     "replay",
     "round_size",
     "segment_size",
+    "signed_bytes",
     "smallest_limit",
 ]

@@ -111,6 +111,11 @@ def find_loops(events: Integers, passes: Sequence[int]) -> tuple[Loop, ...]:
     return tuple(found)
 
 
+def signed_bytes(events: Sequence[int], sizes: Sequence[int]) -> list[int]:
+    """Return by how many bytes each event changes what is allocated."""
+    return [0 if e == EMPTY_CACHE else sizes[e] if e >= 0 else -sizes[~e] for e in events]
+
+
 def _relative(order: NDArray[np.int64], start: int, end: int, first: int) -> NDArray[np.int64]:
     """The events of a pass, shape ``[2, events]``: what each does, and its storage, numbered from
     0; earlier ones are below."""

@@ -124,6 +124,11 @@ def as_meta(tensor: torch.Tensor) -> torch.Tensor:
     """
     if tensor.is_meta:
         return tensor if type(tensor).to is torch.Tensor.to else tensor.as_subclass(torch.Tensor)
+    return meta_like(tensor)
+
+
+def meta_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a new meta tensor with the layout of ``tensor``."""
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
 
 

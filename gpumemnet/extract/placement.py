@@ -84,10 +84,10 @@ READS_VALUE_BELOW: Final = frozenset(
 OnGpu = Callable[[torch.Tensor, str], None]
 """Called with a tensor that arrives on the GPU, and the operator that moves it."""
 
-_CONSTANTS: Final = frozenset({torch.arange, torch.linspace, torch.tensor, torch.as_tensor})
+CONSTANTS: Final = frozenset({torch.arange, torch.linspace, torch.tensor, torch.as_tensor})
 """Functions with known values: code requests them on the device of its input and then reads
 them."""
-_FILLED: Final = frozenset({torch.ones, torch.full, torch.zeros})
+FILLED: Final = frozenset({torch.ones, torch.full, torch.zeros})
 """Functions whose values are known, too.  Only ones and whole numbers keep them: those are masks,
 other zeros are buffers."""
 _PACK: Final = aten._pack_padded_sequence.default
@@ -245,22 +245,18 @@ class KnownValues(DispatchMode):
 
     Args:
         missing_values: what happens where an operator needs values that were not computed.
-        largest_real: largest number of elements of a real result of real tensors, for
-            floating-point numbers and for integers; ``None`` for no limit.
-        limited: whether the limit holds for the results of a real tensor; it holds for all by
-            default.
+        limited: whether the limits of real tensors hold for the results of one; they hold for all
+            by default.
     """
 
     def __init__(
         self,
         missing_values: MissingValues,
-        largest_real: tuple[int, int] | None = (REAL_ELEMENTS, REAL_WHOLE_ELEMENTS),
         limited: Callable[[torch.Tensor], bool] | None = None,
     ) -> None:
         super().__init__()
         self._missing_values = missing_values
         self._limited = limited
-        self._largest_real = largest_real
         self._layouts = KnownLayouts()
         self._overwritten: MutableMapping[int, torch.UntypedStorage] = WeakValueDictionary()
         """Real storages that a meta tensor was written into: their values are unknown."""
@@ -299,9 +295,7 @@ class KnownValues(DispatchMode):
                 if result is NotImplemented
                 else result
             )
-        if self._largest_real is None or any(
-            argument.alias_info is not None for argument in schema(func).arguments
-        ):
+        if any(argument.alias_info is not None for argument in schema(func).arguments):
             return func(*args, **named)  # views and in-place operators allocate nothing
         if self._limited is not None and not any(map(self._limited, tensors)):
             return func(*args, **named)
@@ -310,7 +304,6 @@ class KnownValues(DispatchMode):
     def _run_small(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Run an operator on real tensors, unless its result is large, or the host lacks the kernel
         that the GPU has."""
-        assert self._largest_real is not None
         try:
             trial = call_on_meta(func, args, named)
         except RuntimeError:  # the operator needs values, which are known
@@ -320,7 +313,7 @@ class KnownValues(DispatchMode):
             leaf.numel() for leaf in made if not (leaf.is_floating_point() or leaf.is_complex())
         )
         others = sum(leaf.numel() for leaf in made) - whole
-        if others > self._largest_real[0] or whole > self._largest_real[1]:
+        if others > REAL_ELEMENTS or whole > REAL_WHOLE_ELEMENTS:
             return trial
         try:
             return func(*args, **named)
@@ -515,8 +508,8 @@ def _has_known_values(
     func: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any]
 ) -> bool:
     """Whether the values of what ``func`` makes are known, and code may read them."""
-    if func not in _FILLED:
-        return func in _CONSTANTS
+    if func not in FILLED:
+        return func in CONSTANTS
     if named.get("device") == "meta":  # written so by PyTorch itself: it wants no values
         return False
     dtype = named.get("dtype")
@@ -536,9 +529,7 @@ def _device_in(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
     for value in (*args[:1], *(named.get(key) for key in ("device", "other"))):
         if isinstance(value, torch.Tensor):
             return value.device
-        if isinstance(value, str | torch.device) or (
-            isinstance(value, int) and not isinstance(value, bool)
-        ):
+        if _is_device(value):
             return value
     return None
 
@@ -547,10 +538,11 @@ def _without_device(value: object) -> object:
     """An argument of ``Tensor.to``, with ``None`` for a device and a dtype for another tensor."""
     if isinstance(value, torch.Tensor):
         return value.dtype
-    is_device = isinstance(value, str | torch.device) or (
-        isinstance(value, int) and not isinstance(value, bool)
-    )
-    return None if is_device else value
+    return None if _is_device(value) else value
+
+
+def _is_device(value: object) -> bool:
+    return isinstance(value, str | torch.device) or type(value) is int
 
 
 @contextmanager

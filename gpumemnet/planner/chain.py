@@ -29,7 +29,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.allocator import EMPTY_CACHE
+from gpumemnet.allocator import signed_bytes
 from gpumemnet.planner.costs import (
     Machine,
     Pass,
@@ -301,11 +301,7 @@ class _Memory:
             for option in OPTIONS
         }
         events = step.timeline.events
-        signed = [
-            0 if e == EMPTY_CACHE else self._sizes[e] if e >= 0 else -self._sizes[~e]
-            for e in events
-        ]
-        live = np.cumsum(signed)
+        live = np.cumsum(signed_bytes(events, self._sizes))
         cuts = {each.start, each.forward_end, each.end, len(events)}
         for unit in each.units:
             cuts |= {unit.start, unit.end, unit.backward_start}

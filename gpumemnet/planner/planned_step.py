@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.allocator import EMPTY_CACHE
+from gpumemnet.allocator import EMPTY_CACHE, signed_bytes
 from gpumemnet.errors import InvalidRequestError, did_you_mean
 from gpumemnet.planner.chain import OPTIONS, Chain, chain_of
 from gpumemnet.planner.costs import (
@@ -283,9 +283,7 @@ def unavoidable_bytes(step: StepCosts) -> tuple[Counter[str], str]:
             end = min(unit.backward_start, step.freed[storage])
             ends[storage] = min(end, ends.get(storage, end))
     absent = {s: (step.outside_until(s), end) for s, end in ends.items()}
-    change = np.array(
-        [0 if e == EMPTY_CACHE else sizes[e] if e >= 0 else -sizes[~e] for e in events]
-    )
+    change = np.array(signed_bytes(events, sizes))
     for storage, (start, end) in absent.items():
         if start < end:
             change[start] -= sizes[storage]

@@ -18,7 +18,6 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -48,6 +47,11 @@ _OF_VALUES: Final = (
     nn.KLDivLoss,
 )
 """Losses of ``torch.nn`` whose target is like the output."""
+_NAMED: Final[dict[str, type[nn.Module]]] = {
+    "cross_entropy": nn.CrossEntropyLoss,
+    "mse": nn.MSELoss,
+    "bce": nn.BCEWithLogitsLoss,
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,15 +148,8 @@ def _named_loss(name: str, output: object, target: Target) -> Tensor:
     settled = _settled(name, output)
     if settled == "the model's own":
         return scalar(own_loss(output))
-    main = _main(output)
-    match settled:
-        case "cross_entropy":
-            return scalar(F.cross_entropy(*_with_classes(main, target)))
-        case "mse":
-            return scalar(F.mse_loss(main, target(main.shape, main.dtype)))
-        case "bce":
-            return scalar(F.binary_cross_entropy_with_logits(main, target(main.shape, main.dtype)))
-    return scalar(main.mean())
+    named = _NAMED.get(settled)
+    return scalar(_main(output).mean() if named is None else _of_torch(named(), output, target))
 
 
 def _of_torch(loss: nn.Module, output: object, target: Target) -> object:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 import gpumemnet
+from gpumemnet.extract.known_layouts import meta_like
 from gpumemnet.extract.placement import NEEDS_VALUES, READS_VALUE_BELOW, MissingValues, one
 from gpumemnet.sandbox.user_code import UnknownValueError, is_user_code
 from gpumemnet.torch_private import script as names
@@ -119,10 +120,6 @@ def _empty(*shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.long, device="meta")
 
 
-def _meta(tensor: Tensor) -> Tensor:
-    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
-
-
 def _numpy_type(dtype: torch.dtype) -> np.dtype[Any]:
     return np.dtype("float32" if dtype == torch.bfloat16 else str(dtype).removeprefix("torch."))
 
@@ -158,9 +155,9 @@ def _indexed(
             elements = index.numel()
             numbers += [_empty(_part(elements, share)) for _ in range(index.ndim)]
         else:
-            numbers.append(None if index is None else _meta(index))
+            numbers.append(None if index is None else meta_like(index))
     return torch.ops.aten.index.Tensor(
-        _meta(tensor), numbers
+        meta_like(tensor), numbers
     ), f"was taken to pick {_of(elements, share)} elements of its mask"
 
 
@@ -207,7 +204,7 @@ def _unique_dim(
     length = tensor.shape[dim]
     found = _part(length, share)
     values = (
-        _meta(tensor)
+        meta_like(tensor)
         if found == length
         else torch.empty_like(tensor.narrow(dim, 0, found), device="meta")
     )
@@ -254,12 +251,12 @@ def _packed(sequence: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Any, 
     batch, steps = sequence.shape[:2] if batch_first else sequence.shape[1::-1]
     whole = torch.full((batch,), steps, dtype=torch.long, device="cpu")
     return aten._pack_padded_sequence.default(
-        _meta(sequence), whole, batch_first
+        meta_like(sequence), whole, batch_first
     ), f"was taken to get samples of {steps:,} steps"
 
 
 def _alike(tensor: Tensor, *others: Any) -> tuple[Any, str]:
-    return _meta(tensor), "was taken to return a tensor like its first"
+    return meta_like(tensor), "was taken to return a tensor like its first"
 
 
 def _not_nested(*tensors: Any) -> tuple[Any, str]:
@@ -333,6 +330,6 @@ def _foreign(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
         return None
     shape = list(first.shape)
     return lambda *args, **kwargs: (
-        _meta(first),
+        meta_like(first),
         f"was taken to return a tensor like its first, of shape {shape}",
     )

@@ -11,6 +11,7 @@ traces and is never below zero.
 from __future__ import annotations
 
 import logging
+from bisect import bisect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -104,6 +105,7 @@ def result_of_run(
     device = platform.device
     memory = memory_of(run, timeline.sizes, timeline.bounds, device, settings)
     cuda_context, outside = context(device), non_allocator_memory(device, timeline.groups)
+    workspaces = "rules" if platform.cudnn is None else f"cuDNN {platform.cudnn.version}"
     is_searched_by_rules = (
         platform.cudnn_benchmark and timeline.convolves and platform.cudnn is None
     )
@@ -136,12 +138,8 @@ def result_of_run(
         else None,
         ranks=timeline.ranks,
         phases=phases_of(timeline, 0, {}),
-        convolution_workspaces=_workspace_source(platform) if timeline.convolves else None,
+        convolution_workspaces=workspaces if timeline.convolves else None,
     )
-
-
-def _workspace_source(platform: Platform) -> str:
-    return "rules" if platform.cudnn is None else f"cuDNN {platform.cudnn.version}"
 
 
 class ModelTracer:
@@ -360,17 +358,12 @@ def affine_sizes(first: tuple[int, Timeline], second: tuple[int, Timeline]) -> A
     sizes: list[Line] = []
     bounds: list[Line] = []
     for storage in upper.storages:
-        if storage.is_scratch and not same:
-            sizes.append((storage.size_bytes, storage.size_bytes / high))
-            bounds.append((storage.bound_bytes, storage.bound_bytes / high))
-        else:
+        size, bound, span = 0, 0, high
+        if same or not storage.is_scratch:
             other = next(before)
-            sizes.append(
-                (storage.size_bytes, (storage.size_bytes - other.size_bytes) / (high - low))
-            )
-            bounds.append(
-                (storage.bound_bytes, (storage.bound_bytes - other.bound_bytes) / (high - low))
-            )
+            size, bound, span = other.size_bytes, other.bound_bytes, high - low
+        sizes.append((storage.size_bytes, (storage.size_bytes - size) / span))
+        bounds.append((storage.bound_bytes, (storage.bound_bytes - bound) / span))
     return AffineSizes(upper, high, tuple(sizes), tuple(bounds))
 
 
@@ -426,17 +419,9 @@ class BatchTraces:
 
     def _lines_around(self, batch_size: int) -> AffineSizes | None:
         known = [size for size in self.traced if size > 1]
-        below, above = (
-            [size for size in known if size < batch_size],
-            [size for size in known if size > batch_size],
-        )
-        pair = (
-            (below[-1], above[0])
-            if below and above
-            else (below[-2], below[-1])
-            if below
-            else (above[0], above[1])
-        )
+        place = bisect(known, batch_size)
+        first = min(max(place - 1, 0), len(known) - 2)  # the nearest two, on both sides if possible
+        pair = (known[first], known[first + 1])
         if pair not in self._lines:
             self._lines[pair] = affine_sizes(
                 (pair[0], self._traced[pair[0]]), (pair[1], self._traced[pair[1]])

@@ -213,13 +213,9 @@ class Recorder(DispatchMode):
         """
         if self._is_closed:
             return
-        with self._adding:
-            for number, storage in storages.items():
-                index, known = len(self._storages), recorded.indices[number]
-                self._events.append(index)
-                self._storages.append(self._storages[known])
-                self._classes.append(self._classes[known])
-                self._refer(storage, index)
+        for number, storage in storages.items():
+            known = recorded.indices[number]
+            self._refer(storage, self._add(self._storages[known], self._classes[known]))
 
     def requested(self, tensor: Tensor, operator: str) -> None:
         """Record that the model's code requests ``tensor`` on the GPU; see
@@ -506,17 +502,18 @@ class Recorder(DispatchMode):
     ) -> int:
         size = storage.nbytes()
         self.host.left(storage)
+        made = _UnclassifiedStorage(size, size, _name(operator), module, stream=self._stream)
+        index = self._add(made, _COMMUNICATION if self._communicates else _UNKNOWN, at)
+        self._refer(storage, index)
+        return index
+
+    def _add(self, made: _UnclassifiedStorage, memory_class: str, at: int | None = None) -> int:
+        """Record an allocation, now or before the event ``at``; return the storage's index."""
         with self._adding:
             index = len(self._storages)
-            self._storages.append(
-                _UnclassifiedStorage(size, size, _name(operator), module, stream=self._stream)
-            )
-            self._classes.append(_COMMUNICATION if self._communicates else _UNKNOWN)
-        if at is None:
-            self._events.append(index)
-        else:
-            self._events.insert(at, index)
-        self._refer(storage, index)
+            self._storages.append(made)
+            self._classes.append(memory_class)
+            self._events.insert(len(self._events) if at is None else at, index)
         return index
 
     def _refer(self, storage: torch.UntypedStorage, index: int) -> None:
@@ -559,12 +556,7 @@ class Recorder(DispatchMode):
         made = _UnclassifiedStorage(
             size_bytes, bound_bytes, _name(operator), self._owner(), scratch, self._stream
         )
-        with self._adding:
-            index = len(self._storages)
-            self._storages.append(made)
-            self._classes.append("workspace")
-        self._events.append(index)
-        return index
+        return self._add(made, "workspace")
 
     def _any_live(self, values: Iterable[Any]) -> bool:
         for value in values:

@@ -22,9 +22,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import accumulate
 from typing import Any, Final
 
-from gpumemnet.allocator import EMPTY_CACHE, AllocatorSettings, OutOfMemory, replay, smallest_limit
+from gpumemnet.allocator import (
+    EMPTY_CACHE,
+    AllocatorSettings,
+    OutOfMemory,
+    replay,
+    signed_bytes,
+    smallest_limit,
+)
 from gpumemnet.allocator.replay import Loop, find_loops
 from gpumemnet.atomic_files import shipped_json
 from gpumemnet.gpu import ContextEstimate, DeviceProfile, available_mib, context
@@ -271,15 +279,9 @@ def _role(storage: Storage) -> tuple[str, int]:
 def peak_of(timeline: Timeline, sizes: Sequence[int]) -> tuple[int, int]:
     """Return the largest sum of live sizes in bytes, without an allocator, and the index of its
     event."""
-    live = peak = at = 0
-    for index, event in enumerate(timeline.events):
-        if event >= 0:
-            live += sizes[event]
-            if live > peak:
-                peak, at = live, index
-        elif event != EMPTY_CACHE:
-            live -= sizes[~event]
-    return peak, at
+    live = [*accumulate(signed_bytes(timeline.events, sizes))]
+    peak = max(live, default=0)
+    return peak, live.index(peak) if live else 0
 
 
 def up_to_peak(timeline: Timeline) -> Timeline:
@@ -307,15 +309,9 @@ def phases_of(
     """
     found: dict[str, PhasePeak] = {}
     starts = [phase.start for phase in timeline.phases] + [len(timeline.events)]
-    live = 0
+    live = [*accumulate(signed_bytes(timeline.events, timeline.sizes), initial=0)]
     for phase, begin, end in zip(timeline.phases, starts, starts[1:], strict=False):
-        peak = live
-        for event in timeline.events[begin:end]:
-            if event >= 0:
-                live += timeline.storages[event].size_bytes
-                peak = max(peak, live)
-            elif event != EMPTY_CACHE:
-                live -= timeline.storages[~event].size_bytes
+        peak = max(live[begin : end + 1])
         later = "a later step" if 0 < first_steps < phase.step else ""
         what = step_names.get(phase.step, later)
         name = f"{phase.name} of {what}" if what and phase.name in _OF_STEPS else phase.name
@@ -406,8 +402,8 @@ def memory_of(
     usable = available_mib(device) * MIB
     expected = _replayed_on(run, sizes, device, settings)
     workspaces = safety()["workspaces"] * _largest_workspace_bytes(run.timeline, sizes, run.origins)
-    bound = _Bound(safety()["margins"][run.timeline.kind], workspaces + outside.bound_bytes)
-    safe = _safe_bytes(run, bounds, expected.reserved_bytes, bound, settings, usable)
+    fixed_bytes = workspaces + outside.bound_bytes
+    safe = _safe_bytes(run, bounds, expected.reserved_bytes, fixed_bytes, settings, usable)
     expected_bytes = expected.reserved_bytes + outside.expected_bytes
     startup_peak_bytes = expected.startup_peak_reserved_bytes + outside.expected_bytes
     return Memory(expected, expected_bytes, max(safe, expected_bytes), startup_peak_bytes)
@@ -432,13 +428,14 @@ def _safe_bytes(
     run: LongRun,
     bounds: Sequence[int],
     expected_reserved_bytes: int,
-    bound: _Bound,
+    fixed_bytes: float,
     settings: AllocatorSettings,
     usable_bytes: int,
 ) -> int:
     """Return the bound on the memory of the process; at most the usable memory if the run fits with
-    all sizes at their bounds."""
-    timeline = run.timeline
+    all sizes at their bounds.  ``fixed_bytes`` are those outside the allocator at their bound, and
+    the margin for workspaces."""
+    timeline, factor = run.timeline, 1 + safety()["margins"][run.timeline.kind]
     sizes = [
         0 if timeline.storages[index].is_search else bounds[origin]
         for index, origin in enumerate(run.origins)
@@ -446,11 +443,12 @@ def _safe_bytes(
     run_within = partial(
         replay, timeline.events, sizes, settings, streams=timeline.streams, loops=timeline.loops
     )
-    safe = bound.of_process(max(run_within().peak_reserved_bytes, expected_reserved_bytes))
+    reserved_bytes = max(run_within().peak_reserved_bytes, expected_reserved_bytes)
+    safe = round(reserved_bytes * factor + fixed_bytes)
     if safe <= usable_bytes:
         return safe
     try:
-        run_within(capacity_bytes=max(bound.of_allocator(usable_bytes), 0))
+        run_within(capacity_bytes=max(int((usable_bytes - fixed_bytes) / factor), 0))
     except OutOfMemory:
         return safe
     return usable_bytes
@@ -532,28 +530,6 @@ def non_allocator_memory(device: DeviceProfile, groups: Sequence[int]) -> Contex
         alone.bound_bytes + communicator_bound_bytes(groups),
         f"{alone.source}; {NCCL_SOURCE}",
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Bound:
-    """The bound on a process, by what its allocator reserves with all scratch memory at its bound.
-
-    Attributes:
-        margin: share of the reserved bytes for what a trace does not see.
-        fixed_bytes: memory outside the allocator at its bound, and the margin for workspaces.
-    """
-
-    margin: float
-    fixed_bytes: float
-
-    def of_process(self, reserved_bytes: int) -> int:
-        """Return the bound on a process whose allocator reserves ``reserved_bytes``."""
-        return round(reserved_bytes * (1 + self.margin) + self.fixed_bytes)
-
-    def of_allocator(self, usable_bytes: int) -> int:
-        """Return what is left for the allocator within ``usable_bytes``: the inverse of
-        :meth:`of_process`."""
-        return int((usable_bytes - self.fixed_bytes) / (1 + self.margin))
 
 
 def _largest_workspace_bytes(
@@ -644,11 +620,10 @@ def curve_of(
     row_of = {name: row for row, name in enumerate(MEMORY_CLASSES)}
     rows: list[list[int]] = [[] for _ in MEMORY_CLASSES]
     live = [0] * len(MEMORY_CLASSES)
-    for index, event in enumerate(timeline.events[:end]):
+    for index, change in enumerate(signed_bytes(timeline.events[:end], replay_sizes)):
+        event = timeline.events[index]
         if event != EMPTY_CACHE:
-            storage = event if event >= 0 else ~event
-            size = replay_sizes[storage]
-            live[row_of[timeline.storages[storage].memory_class]] += size if event >= 0 else -size
+            live[row_of[timeline.storages[max(event, ~event)].memory_class]] += change
         if index >= start:
             for row, amount in zip(rows, live, strict=True):
                 row.append(amount)

@@ -177,13 +177,9 @@ def _constants(tree: ast.Module, value: int) -> list[ast.Constant]:
         for name, each in named
         if "batch" in name.lower()
         and isinstance(each, ast.Constant)
-        and _is_number(each)
+        and type(each.value) is int
         and each.value == value
     ]
-
-
-def _is_number(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and type(node.value) is int
 
 
 _LOG: Final = logging.getLogger("gpumemnet.tracing")

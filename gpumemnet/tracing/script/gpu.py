@@ -28,8 +28,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from gpumemnet.errors import ExtractError
 from gpumemnet.extract.host_numbers import MOST_NUMBERS, HostNumbers
+from gpumemnet.extract.known_layouts import meta_like
 from gpumemnet.extract.module_calls import map_tensors
 from gpumemnet.extract.placement import (
+    CONSTANTS,
+    FILLED,
     REAL_WHOLE_ELEMENTS,
     KnownValues,
     device_named,
@@ -69,25 +72,14 @@ _BETWEEN: Final = frozenset({__file__, *names.WRAPPER_FILES})
 """Files that stand between the code that calls PyTorch and :class:`GpuRequests`."""
 _HOST: Final = torch.device("cpu")
 _META: Final = torch.device("meta")
-_KNOWN: Final = frozenset(
-    {
-        torch.tensor,
-        torch.as_tensor,
-        torch.arange,
-        torch.linspace,
-        torch.zeros,
-        torch.ones,
-        torch.full,
-        torch.eye,
-        torch.randint,
-        torch.randperm,
-        torch.tril_indices,
-        torch.triu_indices,
-    }
+_KNOWN: Final = (
+    CONSTANTS
+    | FILLED
+    | {torch.eye, torch.randint, torch.randperm, torch.tril_indices, torch.triu_indices}
 )
 """Functions that make tensors whose values do not depend on others."""
 _NEW: Final = frozenset({Tensor.new_zeros, Tensor.new_ones, Tensor.new_full})
-_FILLED: Final = frozenset({torch.empty, torch.zeros, torch.ones, torch.full})
+_FILLED: Final = FILLED | {torch.empty}
 _SPARSE_CONSTRUCTORS: Final = frozenset(
     {torch.sparse_coo_tensor, torch.sparse_csr_tensor, torch.sparse_csc_tensor}
 )
@@ -256,12 +248,7 @@ class GpuRequests(TorchFunctionMode):
 
     def _set_data(self, tensor: Tensor, data: Tensor) -> None:
         """Run ``tensor.data = data`` where one of them is a meta tensor: both are then."""
-        if not tensor.is_meta:
-            swap_for_meta(tensor, data.detach())
-        else:
-            tensor.data = torch.empty_strided(
-                data.size(), data.stride(), dtype=data.dtype, device="meta"
-            )
+        swap_for_meta(tensor, meta_like(data) if tensor.is_meta else data.detach())
 
     def _type_name(self, tensor: Tensor) -> str:
         """The name of the type of a tensor, as ``tensor.type()`` returns it."""
@@ -384,9 +371,7 @@ class GpuRequests(TorchFunctionMode):
         """A part of a sparse tensor, whose parts are all on one device."""
         if tensor.is_meta:
             return tensor
-        part = torch.empty_strided(
-            tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta"
-        )
+        part = meta_like(tensor)
         self._observer.arrived(part, "to")
         return part
 
@@ -400,9 +385,7 @@ class GpuRequests(TorchFunctionMode):
         elif _keeps_values(tensor) and not self._unknown(tensor):
             arrived = tensor.clone()
         else:
-            arrived = torch.empty_strided(
-                tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta"
-            )
+            arrived = meta_like(tensor)
             if not self._unknown(tensor) and tensor not in self._random:
                 self.numbers.keep(arrived, tensor)
         if tensor.requires_grad:
@@ -468,9 +451,8 @@ def _move_own(
         if parameter is None:
             continue
         fresh = converted(parameter)
-        if fresh is not None and parameter.is_meta:
-            parameter.data = fresh
-        elif fresh is not None and isinstance(module, torch.jit.ScriptModule):  # C++ holds it
+        is_scripted = isinstance(module, torch.jit.ScriptModule) and not parameter.is_meta
+        if fresh is not None and is_scripted:  # C++ holds it
             own[name] = parameter = nn.Parameter(fresh, parameter.requires_grad)
         elif fresh is not None:
             swap_for_meta(parameter, fresh)
@@ -499,14 +481,9 @@ def present_gpu(
     """Context in which PyTorch answers for ``count`` GPUs of the platform, and modules move to the
     first."""
 
-    def unchanged(value: Any) -> Callable[..., Any]:
-        def same(first: Any = None, *args: object, **kwargs: object) -> Any:
-            values.note(f"{value} was left out")
-            return (
-                (lambda function: function) if first is None else first
-            )  # a decorator with options
-
-        return same
+    def jit_traced(func: Any, *args: object, **kwargs: object) -> Any:
+        values.note("torch.jit.trace was left out")
+        return func
 
     def pinned(tensor: Tensor, device: object = None) -> Tensor:
         observer.recorder.host.pinned(tensor.untyped_storage())
@@ -621,7 +598,7 @@ def present_gpu(
         (names.MODULE_CUDA, lambda module, device=None: to(module, GPU)),
         (COMPILE, compiler.compile),
         (MODULE_COMPILE, lambda module, **options: compiler.compile_module(module, **options)),
-        (names.JIT_TRACE, unchanged("torch.jit.trace")),
+        (names.JIT_TRACE, jit_traced),
         (names.SAVE, save),
         (names.SET_DEFAULT_DEVICE, requests.set_default_device),
         (names.SET_DEFAULT_TENSOR_TYPE, requests.set_default_tensor_type),

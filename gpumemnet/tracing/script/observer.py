@@ -28,7 +28,6 @@ from torch.utils.data import get_worker_info
 
 from gpumemnet.extract.module_calls import tensors_in
 from gpumemnet.sandbox.process import shorten_alarm
-from gpumemnet.sandbox.user_code import running_line
 from gpumemnet.torch_private.names import (
     dense_parts,
     id_of_storage,
@@ -171,8 +170,6 @@ class ScriptObserver:
         """Step → shapes of what the first model was called with in training."""
         self._generation = Generation()
         self._made: list[weakref.ref[Optimizer]] = []
-        self.optimizers_made: set[str] = set()
-        """Lines of the script that have made an optimizer."""
         self.loops = Loops(
             self.recorder,
             lambda: bool(self.modules.depth) or self._passing or self._stepping,
@@ -405,7 +402,6 @@ class ScriptObserver:
                 self.notes.pop("optimizer", None)
             if not self._is_counting:
                 self._made.append(weakref.ref(optimizer))
-            self.optimizers_made.add(running_line())
             make_optimizer(optimizer, *args, **kwargs)
 
         passes = RepeatedPasses(

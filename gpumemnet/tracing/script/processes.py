@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gpumemnet.errors import ExtractError
+from gpumemnet.extract.known_layouts import meta_like
 from gpumemnet.launchers.launch_line import torchrun_environment
 from gpumemnet.launchers.parallel import process_group
 from gpumemnet.launchers.pipeline_stages import StageFolder
@@ -144,13 +145,7 @@ def as_rank(
     def arrived(tensor: Tensor, is_parameter: bool) -> None:
         with without_function_modes():  # the script sees a CUDA tensor
             if observer.device_of(tensor).type == "cpu":  # others may hold its storage there
-                fresh = torch.empty_strided(
-                    tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta"
-                )
-                if tensor.is_meta:
-                    tensor.data = fresh
-                else:
-                    swap_for_meta(tensor, fresh)
+                swap_for_meta(tensor, meta_like(tensor))
             observer.sharded_tensor(tensor, is_parameter)
 
     def ended(*args: object, **kwargs: object) -> None:

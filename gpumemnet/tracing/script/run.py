@@ -446,7 +446,7 @@ def _shown(
     files = list(user_files(file))
     for sentence in () if whole is None else whole.sentences:
         values.note_once(sentence)
-    lines = [] if whole is None else later_lines(files, whole.steps, observer.optimizers_made)
+    lines = [] if whole is None else later_lines(files, whole.steps)
     if whole is not None and lines:
         values.note_once(
             f"{', '.join(lines[:5])}: runs at a later step than the {whole.steps:,} that were traced, and is not in the answer"

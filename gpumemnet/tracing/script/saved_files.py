@@ -34,6 +34,7 @@ import torch
 from torch import Tensor, nn
 from torch.serialization import skip_data
 
+from gpumemnet.extract.known_layouts import meta_like
 from gpumemnet.sandbox.checkpoint import is_own_process
 from gpumemnet.torch_private.names import replaced, without_function_modes
 from gpumemnet.torch_private.script import (
@@ -435,10 +436,7 @@ def _fake(tensor: Tensor) -> Tensor:
 
 
 def _on_host(tensor: Tensor) -> Tensor:
-    if tensor.is_meta:
-        size, stride = tensor.size(), tensor.stride()
-        return torch.empty_strided(size, stride, dtype=tensor.dtype, device="meta")
-    return tensor.detach().to("cpu", copy=True)
+    return meta_like(tensor) if tensor.is_meta else tensor.detach().to("cpu", copy=True)
 
 
 def _like(tensor: Tensor, copied: Tensor) -> Tensor:

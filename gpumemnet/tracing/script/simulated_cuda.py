@@ -35,11 +35,7 @@ class Event:
     def record(self, stream: object = None) -> None:
         """Happen at once."""
 
-    def wait(self, stream: object = None) -> None:
-        """Return at once."""
-
-    def synchronize(self) -> None:
-        """Return at once."""
+    wait = synchronize = record
 
     def query(self) -> bool:
         """Whether the event has happened: always."""
@@ -91,18 +87,14 @@ class NumberedStream:
     ) -> None:
         self._streams.set_stream(self._before.pop())
 
-    def wait_stream(self, stream: object) -> None:
+    def synchronize(self, *others: object, **named: object) -> None:
         """Return at once."""
 
-    def wait_event(self, event: object) -> None:
-        """Return at once."""
+    wait_stream = wait_event = synchronize
 
     def record_event(self, event: Event | None = None) -> Event:
         """An event that has happened."""
         return event or Event()
-
-    def synchronize(self) -> None:
-        """Return at once."""
 
     def query(self) -> bool:
         """Whether the stream is idle: always."""
@@ -169,21 +161,12 @@ _AMOUNTS: Final = (
 )
 _STREAMS: Final = ("Stream", "Event", "stream", "set_stream", "current_stream", "default_stream")
 _ACCELERATOR_FROM_CUDA: Final = {
-    **{
-        name: name
-        for name in (
-            *("is_available", "device_count", "synchronize", "empty_cache", "memory_stats"),
-            *("memory_allocated", "max_memory_allocated", "memory_reserved"),
-            *("max_memory_reserved", "reset_peak_memory_stats", "reset_accumulated_memory_stats"),
-            *("current_stream", "set_stream"),
-        )
-    },
     **dict.fromkeys(("current_device_index", "current_device_idx"), "current_device"),
     **dict.fromkeys(("set_device_index", "set_device_idx"), "set_device"),
     "device_index": "device",
     "get_memory_info": "mem_get_info",
 }
-"""Function of ``torch.accelerator`` → the function of ``torch.cuda`` that answers in its place."""
+"""Function of ``torch.accelerator`` → the function of ``torch.cuda`` of another name that answers."""
 _OTHER_PROPERTIES: Final = {
     "max_threads_per_multi_processor": 2048,
     "max_threads_per_block": 1024,
@@ -317,9 +300,11 @@ def cuda_functions(
         home = getattr(getattr(torch.cuda, name, None), "__module__", "")
         if home.startswith("torch.cuda.") and not isinstance(function, type):
             named[f"{home}:{name}"] = another(function)
+    alike = {name: name for name in functions if hasattr(torch.accelerator, name)}
+    alike.pop("get_device_capability", None)  # which means something else there
     named |= {
         f"torch.accelerator:{name}": another(functions[cuda_name])
-        for name, cuda_name in _ACCELERATOR_FROM_CUDA.items()
+        for name, cuda_name in (alike | _ACCELERATOR_FROM_CUDA).items()
     }
     named["torch.cuda.nccl:version"] = always(
         (2, 27, 5)
@@ -396,6 +381,9 @@ def tensor_new(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def swap_for_meta(tensor: Tensor, fresh: Tensor) -> None:
     """Turn ``tensor`` into the meta tensor ``fresh``; references to it stay valid."""
+    if tensor.is_meta:
+        tensor.data = fresh
+        return
     kind = type(tensor)
     put = nn.Parameter(fresh, tensor.requires_grad) if kind is nn.Parameter else fresh
     if type(put) is Tensor and kind is not Tensor:

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, default_collate
 
-from gpumemnet.allocator import EMPTY_CACHE
+from gpumemnet.allocator import signed_bytes
 from gpumemnet.extract.module_calls import tensors_in
 from gpumemnet.torch_private.names import TorchName, replaced, without_function_modes
 from gpumemnet.torch_private.script import WITHOUT_MODES
@@ -100,15 +100,7 @@ def grown_bytes(timeline: Timeline, step: int = -2) -> int:
     """Return by how many bytes a step ends with more on the GPU than it began with; the last one by
     default."""
     begin, end = timeline.step_starts[step], timeline.step_starts[step + 1]
-    grown = 0
-    for event in timeline.events[begin:end]:
-        if event != EMPTY_CACHE:
-            grown += (
-                timeline.storages[event].size_bytes
-                if event >= 0
-                else -timeline.storages[~event].size_bytes
-            )
-    return grown
+    return sum(signed_bytes(timeline.events[begin:end], timeline.sizes))
 
 
 class Loaders:
@@ -457,11 +449,11 @@ def state_bytes(optimizer: Optimizer, parameters: Sequence[Tensor]) -> int:
     return gradients + sum(each.numel() * each.element_size() for each in tensors)
 
 
-def later_lines(files: Iterable[Path], steps: int, made: Iterable[str]) -> list[str]:
+def later_lines(files: Iterable[Path], steps: int) -> list[str]:
     """Return the lines of code that run at a later step than the ``steps`` that were traced: those
-    of a training loop with ``step == 1000`` or ``step % 1000 == 0`` and the like, and those of any
-    loop that make an optimizer, unless it was ``made`` there."""
-    found, seen = [], ", ".join(made) + ","
+    of a training loop with ``step == 1000`` or ``step % 1000 == 0`` and the like, unless they set
+    learning rates alone."""
+    found: dict[str, None] = {}
     for file in files:
         try:
             tree = ast.parse(file.read_bytes())
@@ -469,31 +461,29 @@ def later_lines(files: Iterable[Path], steps: int, made: Iterable[str]) -> list[
             continue
         loops = [node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While)]
         for nodes in map(list, map(ast.walk, loops)):
-            called: dict[str, Any] = {called_name(node): node for node in nodes}
-            lines = [
-                node
-                for name, node in called.items()
-                if name[:1].isupper() and hasattr(torch.optim, name)
-            ]
-            if any(map(_trains, called)):
-                waits = [
-                    (node, _waits_for(node.test, nodes[0]))
-                    for node in nodes
-                    if isinstance(node, ast.If)
-                ]
-                # A test that is met before a step of training counts something else than those.
-                met = [
-                    wait
-                    for node, wait in waits
-                    if any(map(_trains, map(called_name, ast.walk(node))))
-                ]
-                lines += [node.test for node, wait in waits if wait > max(steps, *met, 0)]
-            found += [f"{file.name} line {node.lineno}" for node in lines]
-    return [line for line in dict.fromkeys(found) if f"{line}," not in seen]
+            if not _trains(nodes[0]):
+                continue
+            tests = [node for node in nodes if isinstance(node, ast.If)]
+            waits = [_waits_for(node.test, nodes[0]) for node in tests]
+            # A test that is met before a step of training counts something else than those.
+            met = [wait for node, wait in zip(tests, waits, strict=True) if _trains(node)]
+            for node, wait in zip(tests, waits, strict=True):
+                if wait > max(steps, *met, 0) and not all(map(_sets, node.body + node.orelse)):
+                    found[f"{file.name} line {node.lineno}"] = None
+    return [*found]
 
 
-def _trains(name: str) -> bool:
-    return "step" in name or "backward" in name
+def _trains(code: ast.AST) -> bool:
+    names = map(called_name, ast.walk(code))
+    return any("step" in name or "backward" in name for name in names)
+
+
+def _sets(statement: ast.stmt) -> bool:
+    """Whether a statement sets a variable to a fraction, or is a test of its own."""
+    match statement:
+        case ast.If() | ast.Assign([ast.Name()], ast.Constant(float())):
+            return True
+    return False
 
 
 def called_name(node: ast.AST) -> str:
