@@ -217,12 +217,9 @@ def training_job(planned: PlannedJob) -> TrainingJob:
     return replace(job, layers=layers, trainable_parameters=trainable, **options)
 
 
-CONTEXT_ALLOWANCE_BYTES: Final = 600 * MIB
-WORKSPACE_ALLOWANCE_BYTES: Final = 64 * MIB
-"""Two cuBLAS workspaces of a Hopper GPU, because forward and backward run on different host
-threads."""
-
-
+ALLOWANCE_BYTES: Final = 664 * MIB
+"""CUDA context, and two cuBLAS workspaces of a Hopper GPU, because forward and backward run on
+different host threads."""
 RECOMPUTED_SHARE: Final = 0.3
 """Activations that are kept when blocks are recomputed, roughly."""
 
@@ -243,7 +240,7 @@ def rough_bytes(planned: PlannedJob) -> int:
     activations = options.batch_size * (kept + of_loss + 4 * _input_elements(planned))
     tensors = weights + gradients * (1 + copies.state)
     tensors += max(activations, gradients * copies.temporary)
-    return int(tensors) + CONTEXT_ALLOWANCE_BYTES + WORKSPACE_ALLOWANCE_BYTES
+    return int(tensors) + ALLOWANCE_BYTES
 
 
 def _input_elements(planned: PlannedJob) -> int:

@@ -156,8 +156,6 @@ def fit(
         print_json(answer.document())
     else:
         _show(answer, Console(), model, {"base_model": base_model, **stated, "gpu": gpu})
-        if not exact:
-            Console().print(Text("\nAdd --exact to trace the real model, in seconds.", style="dim"))
     if not answer.fits:
         raise typer.Exit(DOES_NOT_FIT)
 

@@ -30,6 +30,7 @@ from gpumemnet.predict.largest_batch import (
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE, PredictionOptions, PredictionTable
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.predict.support import reason_code
+from gpumemnet.site.releases import SHIPPED
 from gpumemnet.units import MIB
 
 from .handlers import read_request
@@ -50,7 +51,6 @@ MAX_FITS: Final = 2**15
 MAX_PROBABILITIES: Final = 2**18
 """Most probabilities in one response (jobs times bins): bounds the memory of a batch with narrow
 bins."""
-SHIPPED_RELEASE: Final = "shipped"
 
 Document = dict[str, Any]
 
@@ -178,7 +178,7 @@ class PredictionApi:
         self,
         predictor: Predictor,
         recorder: Recorder | None = None,
-        release: str = SHIPPED_RELEASE,
+        release: str = SHIPPED,
     ) -> None:
         self.predictor = predictor
         self._recorder = recorder
