@@ -282,8 +282,8 @@ class CachingAllocator:
             else (MINIMUM_BLOCK_BYTES, _UNLIMITED)
         )
         pools = (
-            Pool(stream, True, MINIMUM_BLOCK_BYTES, _UNLIMITED),
-            Pool(stream, False, least_rest, split_below),
+            Pool(True, MINIMUM_BLOCK_BYTES, _UNLIMITED),
+            Pool(False, least_rest, split_below),
         )
         self._pools[stream] = pools
         return pools

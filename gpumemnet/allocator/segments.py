@@ -96,12 +96,10 @@ class Pool:
         "least_rest",
         "segments",
         "split_below",
-        "stream",
         "unmapped",
     )
 
-    def __init__(self, stream: int, is_small: bool, least_rest: int, split_below: int) -> None:
-        self.stream = stream
+    def __init__(self, is_small: bool, least_rest: int, split_below: int) -> None:
         self.is_small = is_small
         self.least_rest = least_rest
         self.split_below = split_below

@@ -37,7 +37,6 @@ from gpumemnet.units import GIB
 if TYPE_CHECKING:
     from gpumemnet.planner.step_recorder import OperatorCost
 
-ELEMENT_TYPES = ("fp64", "fp32", "tf32", "fp16", "bf16")
 EFFICIENCY: Final = 0.7
 """Share of every peak rate that programs are assumed to reach."""
 HOST_MEMORY_BYTES: Final = 64 * GIB

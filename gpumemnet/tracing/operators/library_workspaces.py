@@ -44,17 +44,16 @@ layout.  ``benchmarks/convolution_workspaces.py`` makes it, and says how far it 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from gpumemnet.atomic_files import shipped_json
 from gpumemnet.cudnn.execution_plans import (
     BACKWARD_DATA,
     BACKWARD_FILTER,
@@ -325,12 +324,7 @@ def _odd(channels: int) -> int:
 
 @cache
 def _document() -> dict[str, Any]:
-    text = (
-        resources.files("gpumemnet")
-        .joinpath("tracing/operators/copied_tensors.json")
-        .read_text("utf-8")
-    )
-    return dict(json.loads(text))
+    return dict(shipped_json("tracing/operators/copied_tensors.json"))
 
 
 @cache
