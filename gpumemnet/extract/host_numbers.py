@@ -22,7 +22,6 @@ from gpumemnet.torch_private.names import (
     storage_id,
     tree_leaves,
     tree_map_only,
-    without_function_modes,
 )
 
 MOST_NUMBERS: Final = 2**20
@@ -60,7 +59,7 @@ class HostNumbers:
                 return
             self._kept.add(id_of_storage(storage))
             self._storages[storage] = torch.UntypedStorage(storage.nbytes())  # type: ignore[no-untyped-call]
-            with names.WITHOUT_MODES.value()(), without_function_modes():
+            with names.unseen():
                 self._view(tensor).copy_(numbers.detach())
 
     def forget(self, tensor: Tensor) -> None:
@@ -74,7 +73,7 @@ class HostNumbers:
             return tensor
         if not self._has(tensor):
             return None
-        with names.WITHOUT_MODES.value()(), without_function_modes():
+        with names.unseen():
             return self._given(self._view(tensor))
 
     def arguments(
@@ -102,7 +101,7 @@ class HostNumbers:
         if any(each.numel() > MOST_NUMBERS for each in made):
             return
         try:
-            with names.WITHOUT_MODES.value()():
+            with names.unseen():
                 numbers = func(*arguments[0], **arguments[1])
         except RuntimeError:  # the host lacks the kernel
             for each in made:

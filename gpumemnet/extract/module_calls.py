@@ -73,12 +73,8 @@ class ModelInputs:
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> ModelInputs:
         """Return the inputs with ``change`` applied to every tensor."""
-        return ModelInputs(
-            tuple(map_tensors(value, change) for value in self.args),
-            {name: map_tensors(value, change) for name, value in self.kwargs.items()},
-            self.batch_size,
-            self.note,
-        )
+        args, kwargs = map_tensors((self.args, self.kwargs), change)
+        return replace(self, args=args, kwargs=kwargs)
 
     def resized(self, batch_size: int) -> ModelInputs:
         """Return the inputs with ``batch_size`` samples; tensors without a batch dimension are
@@ -139,12 +135,9 @@ def inputs_from_example(example: object, batch_size: int | None) -> ModelInputs:
     wanted = example_batch if batch_size is None else batch_size
 
     def to_meta(tensor: Tensor) -> Tensor:
-        batched = tensor.ndim > 0 and tensor.shape[0] == example_batch
-        shape = (wanted, *tensor.shape[1:]) if batched else tuple(tensor.shape)
-        meta = torch.empty(shape, dtype=tensor.dtype, device="meta")
-        if tensor.is_meta or not keeps_values(meta):
-            return meta
-        return tensor.cpu()[torch.arange(wanted) % example_batch] if batched else tensor.cpu()
+        if not tensor.is_meta and keeps_values(tensor):
+            return tensor.cpu()
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
     note = ""
     if wanted != example_batch:
@@ -152,7 +145,7 @@ def inputs_from_example(example: object, batch_size: int | None) -> ModelInputs:
         kept = ", ".join(name for name, tensor in named if tensor.shape[0] != example_batch)
         note = f"The factory's inputs hold {example_batch} samples; at batch size {wanted}, resized: {grown}"
         note += f"; kept as they are: {kept}." if kept else "."
-    return ModelInputs(args, kwargs, wanted, note).mapped(to_meta)
+    return ModelInputs(args, kwargs, example_batch, note).mapped(to_meta).resized(wanted)
 
 
 def keeps_values(tensor: Tensor) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 
 import torch
 
-from gpumemnet.torch_private.names import FUNCTION_MODES, TorchName
+from gpumemnet.torch_private.names import FUNCTION_MODES, TorchName, without_function_modes
 
 TORCH_FOLDER: Final = f"{Path(torch.__file__).parent}/"
 DEVICE_READERS: Final = (
@@ -157,6 +157,13 @@ def without_modes() -> Iterator[None]:
             push, pop = _ENTER_MODE[kind]
             pop.value()()
             stack.callback(push.value(), mode)
+        yield
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """Context in which no mode sees what is called: numbers are really computed."""
+    with WITHOUT_MODES.value()(), without_function_modes():
         yield
 
 

@@ -292,7 +292,7 @@ def selects(operator: Any) -> bool:
     return _GUESSES.get(schema(operator).name) in _SELECTIONS
 
 
-def selection_of(operator: Any, share: float = 1) -> Callable[..., tuple[Any, str]] | None:
+def selection_of(operator: Any, share: float) -> Callable[..., tuple[Any, str]] | None:
     """Return what takes the place of an operator whose output depends on values; one that selects
     elements selects a share.
 

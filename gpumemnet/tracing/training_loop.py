@@ -201,11 +201,11 @@ def record(
     options: TraceOptions,
     platform: Platform,
     *,
-    steps: int = 2,
     corrected: bool = True,
     new_recorder: Callable[..., Recorder] = Recorder,
 ) -> Recording:
-    """Run ``steps`` optimizer steps of ``model`` on meta tensors and record every storage.
+    """Run two optimizer steps of ``model`` on meta tensors and record every storage, so that
+    optimizer state and the gradients of the previous step exist.
 
     The model is left as it was.
 
@@ -214,7 +214,6 @@ def record(
         inputs: what it is called with.
         options: how it is trained.
         platform: the GPU that the job will run on.
-        steps: at least 2, so that optimizer state and the gradients of the previous step exist.
         corrected: whether to correct the differences between CUDA and meta tensors; ``False`` for a
             baseline.
         new_recorder: makes the recorder, which may record more than storages.
@@ -250,7 +249,7 @@ def record(
             if options.checkpointing == "every_block":
                 stack.enter_context(checkpointed(model))
             whole, last = inputs.batch_size, options.last_batch_size
-            run.train(meta_tensors, [whole] * steps + ([last, whole] if last else []))
+            run.train(meta_tensors, [whole, whole] + ([last, whole] if last else []))
     except GpumemnetError:
         raise
     except Exception as error:

@@ -29,11 +29,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from gpumemnet.errors import ExtractError
 from gpumemnet.extract.host_numbers import MOST_NUMBERS, HostNumbers
 from gpumemnet.extract.known_layouts import meta_like
-from gpumemnet.extract.module_calls import map_tensors
+from gpumemnet.extract.module_calls import keeps_values, map_tensors
 from gpumemnet.extract.placement import (
     CONSTANTS,
     FILLED,
-    REAL_WHOLE_ELEMENTS,
     KnownValues,
     device_named,
     is_meta,
@@ -652,13 +651,8 @@ def _parse_target(
 
 def _keeps_values(tensor: Tensor) -> bool:
     """Whether a tensor keeps its values on the GPU: small whole numbers do."""
-    is_whole = not (tensor.is_floating_point() or tensor.is_complex())
-    return (
-        is_whole
-        and type(tensor) is Tensor
-        and tensor.layout == torch.strided
-        and tensor.numel() <= REAL_WHOLE_ELEMENTS
-    )
+    is_plain = type(tensor) is Tensor and tensor.layout == torch.strided
+    return is_plain and keeps_values(tensor)
 
 
 def _is_constant(func: Callable[..., Any], args: tuple[Any, ...], made: Tensor) -> bool:

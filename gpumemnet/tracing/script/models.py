@@ -98,8 +98,7 @@ class TrainedModel:
         """An optimizer has stepped."""
         if self._module is not None and self._optimizer is None:
             own = set(map(id, self._module.parameters()))
-            held = [each for group in optimizer.param_groups for each in group["params"]]
-            self._optimizer = optimizer if own & set(map(id, held)) else None
+            self._optimizer = optimizer if own & set(map(id, parameters_of(optimizer))) else None
 
     def training(
         self, options: TraceOptions, batch_size: int
@@ -119,6 +118,11 @@ class TrainedModel:
         how = replace(options, own_optimizer=optimizer, precision=self._precision)
         words = f"{type(module).__name__}, {type(optimizer).__name__}, {self._precision}"
         return module, ModelInputs(args, kwargs, batch_size), how, words
+
+
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    """Return the parameters that an optimizer updates."""
+    return [each for group in optimizer.param_groups for each in group["params"]]
 
 
 def _copied(tensor: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ from gpumemnet.torch_private.training import fill_history
 from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.script.loops import Loops
-from gpumemnet.tracing.script.models import ScriptModules, TrainedModel
+from gpumemnet.tracing.script.models import ScriptModules, TrainedModel, parameters_of
 from gpumemnet.tracing.script.repeated_passes import RepeatedPasses
 from gpumemnet.tracing.script.simulated_cuda import Streams
 from gpumemnet.tracing.script.whole_run import (
@@ -120,10 +120,10 @@ class ScriptObserver:
         platform: Platform,
         run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any],
         more_seconds: float,
-        resized: tuple[int, int] | None = None,
-        used: Callable[[], None] = lambda: None,
-        trained: TrainedModel | None = None,
-        passes: Callable[[], None] = lambda: None,
+        resized: tuple[int, int] | None,
+        used: Callable[[], None],
+        trained: TrainedModel | None,
+        passes: Callable[[], None],
     ) -> None:
         self._used = used
         self._passes = passes
@@ -446,9 +446,7 @@ class ScriptObserver:
             leaves = list(leaves_of(outputs))
             self._settle_batch_size(set(map(id, leaves)))
         if is_outermost and not self._has_optimizer:
-            for leaf in leaves:
-                if self._know(leaf, ""):
-                    self.recorder.classify((part_on_rank(leaf),), "parameter", "")
+            self._learn(leaves)
         self._passing = True
         try:
             self._begin("backward")
@@ -507,10 +505,9 @@ class ScriptObserver:
         left, frozen = 0, 0
         sentences = []
         for optimizer in self._optimizers():
-            parameters = [each for group in optimizer.param_groups for each in group["params"]]
             held = [
                 each
-                for each in parameters
+                for each in parameters_of(optimizer)
                 if self.device_of(each) == _GPU and (each.is_floating_point() or each.is_complex())
             ]  # others, such as those in 4 bits, have no gradient
             trained = [each for each in held if each.requires_grad or each in optimizer.state]
@@ -657,11 +654,7 @@ class ScriptObserver:
         if self._trained is not None:
             self._trained.stepped(optimizer)
         self._stepped[id(optimizer)] += 1
-        self._trains_on_gpu |= any(
-            self.device_of(parameter) == _GPU
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        )
+        self._trains_on_gpu |= _GPU in map(self.device_of, parameters_of(optimizer))
         if not self._trains_on_gpu and self._stepped.total() >= _STEPS_ON_HOST:
             raise EnoughSteps
         if self._boundary() is None and self._trains_on_gpu:
@@ -677,19 +670,18 @@ class ScriptObserver:
             self.notes["LBFGS"] = (
                 "LBFGS: its history is counted in full, with as many updates as history_size allows"
             )
-        self._learn_shards(optimizer)
+        self._learn(parameters_of(optimizer))
         self._classify_models()
         self._classify_gradients()
         for parameter, state in optimizer.state.items():
             owner = self._parameters.get(id(parameter), (None, ""))[1]
             self.recorder.classify(map(part_on_rank, tensors_in(state)), "optimizer_state", owner)
 
-    def _learn_shards(self, optimizer: Optimizer) -> None:
-        """Learn the parameters that never were on the GPU unsharded from their optimizer."""
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if self._know(parameter, ""):
-                    self.recorder.classify((part_on_rank(parameter),), "parameter", "")
+    def _learn(self, parameters: Iterable[Tensor]) -> None:
+        """Learn parameters that no module has shown, such as those that never were unsharded."""
+        for parameter in parameters:
+            if self._know(parameter, ""):
+                self.recorder.classify((part_on_rank(parameter),), "parameter", "")
 
     def _classify_models(self) -> None:
         """Classify the models' tensors: the script may have converted them, or put others in their

@@ -34,10 +34,9 @@ from gpumemnet.torch_private.names import (
     operator_name,
     schema,
     tree_leaves,
-    without_function_modes,
 )
 from gpumemnet.tracing.missing_values import guess_of, running_place, selection_of, selects
-from gpumemnet.tracing.script.branches import USUAL, Assumptions, Decisions, Place
+from gpumemnet.tracing.script.branches import Assumptions, Decisions, Place
 
 MAX_VALUES: Final = 2**26
 """Largest number of elements of a copy to the host, where copies are real tensors."""
@@ -100,12 +99,7 @@ class ReadValues(MissingValues):
             it.
     """
 
-    def __init__(
-        self,
-        *,
-        assumed: Callable[[], Assumptions] = lambda: USUAL,
-        best_effort: bool = False,
-    ) -> None:
+    def __init__(self, *, assumed: Callable[[], Assumptions], best_effort: bool) -> None:
         self._assumed_ways = assumed
         self._best_effort = best_effort
         self._sentences: dict[str, str] = {}
@@ -291,7 +285,7 @@ class ReadValues(MissingValues):
         most = REAL_WHOLE_ELEMENTS if operator in _SORTS else _MOST_CANDIDATES
         if not 0 < candidates <= most or not 0 < picks.numel() <= REAL_WHOLE_ELEMENTS:
             return result
-        with names.WITHOUT_MODES.value()(), without_function_modes():
+        with names.unseen():
             numbers = torch.arange(picks.numel()) % candidates
             is_removed = picks.ndim < source.ndim or is_one
             if not is_removed and picks.ndim:
@@ -383,12 +377,12 @@ class ReadValues(MissingValues):
         """Return what all elements of ``tensor`` are, if that is known."""
         if tensor.is_meta or func not in _OR | _AND or tensor.dtype != torch.bool:
             return self._truths.get(tensor)
-        with names.WITHOUT_MODES.value()(), without_function_modes():
+        with names.unseen():
             return True if bool(tensor.all()) else None if bool(tensor.any()) else False
 
     def _value_of(self, tensor: Tensor) -> Any:
         """Return the largest number of a real tensor; 0 if it has none."""
-        with names.WITHOUT_MODES.value()(), without_function_modes():
+        with names.unseen():
             return tensor.max().item() if tensor.numel() else 0
 
 

@@ -25,7 +25,7 @@ from numpy import ndarray
 from torch import Tensor, nn
 
 from gpumemnet.torch_private.names import storage_id, tree_map_only, without_function_modes
-from gpumemnet.torch_private.script import WITHOUT_MODES
+from gpumemnet.torch_private.script import unseen
 from gpumemnet.tracing.recorder import RecordedPass, Recorder
 
 _RUNS: Final = 3
@@ -239,5 +239,5 @@ def _filled(form: Any, tensors: list[Tensor]) -> Any:
             return tensors[value.number]
         return deepcopy(value) if isinstance(value, Tensor | ndarray) else value
 
-    with WITHOUT_MODES.value()(), without_function_modes():
+    with unseen():
         return tree_map_only(object, fill, form)

@@ -47,7 +47,7 @@ from gpumemnet.torch_private.script import (
     REMOVE_FOLDER,
     SAFETENSORS_SAVE,
     SAVE,
-    WITHOUT_MODES,
+    unseen,
 )
 from gpumemnet.tracing.script.simulated_cuda import GPU
 from gpumemnet.units import MIB
@@ -174,7 +174,7 @@ class SavedFiles:
         with suppress(TypeError, RuntimeError, AttributeError):
             self._saved[key] = self._kept(value)
         try:
-            with without_function_modes(), WITHOUT_MODES.value()():
+            with unseen():
                 self._save(value, file)
         except Exception as error:  # pickling runs code of the script's classes
             self._note(

@@ -32,8 +32,8 @@ from torch.utils.data import DataLoader, default_collate
 
 from gpumemnet.allocator import signed_bytes
 from gpumemnet.extract.module_calls import tensors_in
-from gpumemnet.torch_private.names import TorchName, replaced, without_function_modes
-from gpumemnet.torch_private.script import WITHOUT_MODES
+from gpumemnet.torch_private.names import TorchName, replaced
+from gpumemnet.torch_private.script import unseen
 from gpumemnet.tracing.script.branches import asks_once
 from gpumemnet.tracing.script.libraries import prepared
 from gpumemnet.tracing.timeline import Timeline
@@ -150,7 +150,7 @@ class Loaders:
 
     def again(self, loader: DataLoader[Any]) -> Any:
         """Return the first batch of a loader, ``None`` if others had other shapes."""
-        with WITHOUT_MODES.value()(), without_function_modes():
+        with unseen():
             return deepcopy(self._copies.get(loader, [None])[-1])
 
     def chosen(self, loader: DataLoader[Any]) -> list[Any]:
@@ -164,7 +164,7 @@ class Loaders:
         if known is not None:
             return known[1:] * 2 if torch.is_grad_enabled() else [*known]
         longest = last = None
-        with suppress(Exception), WITHOUT_MODES.value()(), without_function_modes():
+        with suppress(Exception), unseen():
             longest, last = _longest_and_last(loader)
         self._chosen[loader] = [("the last batch", last), ("the longest batch", longest)]
         return [*self._chosen[loader]]
@@ -434,7 +434,7 @@ def state_bytes(optimizer: Optimizer, parameters: Sequence[Tensor]) -> int:
         for name, value in optimizer.defaults.items()
         if name not in _KERNELS and name in signature(kind).parameters
     }
-    with WITHOUT_MODES.value()(), without_function_modes():
+    with unseen():
         alone = [nn.Parameter(torch.empty_like(each, device="meta")) for each in parameters]
         for parameter in alone:
             parameter.grad = torch.empty_like(parameter)
