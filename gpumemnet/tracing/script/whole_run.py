@@ -463,11 +463,11 @@ def later_lines(files: Iterable[Path], steps: int) -> list[str]:
         for nodes in map(list, map(ast.walk, loops)):
             if not _trains(nodes[0]):
                 continue
-            tests = [node for node in nodes if isinstance(node, ast.If)]
-            waits = [_waits_for(node.test, nodes[0]) for node in tests]
+            tests = (node for node in nodes if isinstance(node, ast.If))
+            waits = {node: _waits_for(node.test, nodes[0]) for node in tests}
             # A test that is met before a step of training counts something else than those.
-            met = [wait for node, wait in zip(tests, waits, strict=True) if _trains(node)]
-            for node, wait in zip(tests, waits, strict=True):
+            met = [wait for node, wait in waits.items() if _trains(node)]
+            for node, wait in waits.items():
                 if wait > max(steps, *met, 0) and not all(map(_sets, node.body + node.orelse)):
                     found[f"{file.name} line {node.lineno}"] = None
     return [*found]
