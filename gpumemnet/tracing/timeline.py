@@ -435,7 +435,8 @@ def _safe_bytes(
     """Return the bound on the memory of the process; at most the usable memory if the run fits with
     all sizes at their bounds.  ``fixed_bytes`` are those outside the allocator at their bound, and
     the margin for workspaces."""
-    timeline, factor = run.timeline, 1 + safety()["margins"][run.timeline.kind]
+    timeline = run.timeline
+    factor: float = 1 + safety()["margins"][timeline.kind]
     sizes = [
         0 if timeline.storages[index].is_search else bounds[origin]
         for index, origin in enumerate(run.origins)
