@@ -19,6 +19,7 @@ from gpumemnet.torch_private.names import FUNCTION_MODES, TorchName, without_fun
 TORCH_FOLDER: Final = f"{Path(torch.__file__).parent}/"
 DEVICE_READERS: Final = (
     f"{TORCH_FOLDER}utils/tensorboard",
+    f"{TORCH_FOLDER}nn/parallel/data_parallel.py",
     *(
         f"{TORCH_FOLDER}distributed/fsdp/{name}.py"
         for name in (
@@ -28,7 +29,6 @@ DEVICE_READERS: Final = (
     ),
 )
 """PyTorch's own code that sees the device of a tensor as the script does."""
-"""Its code writes nothing of a meta tensor."""
 SHARDING_FOLDER: Final = f"{TORCH_FOLDER}distributed/fsdp"
 LAYERS_FOLDER: Final = str(Path(torch.nn.modules.__file__).parent)
 WRAPPER_FILES: Final = frozenset({f"{TORCH_FOLDER}overrides.py", f"{TORCH_FOLDER}utils/_device.py"})
@@ -42,7 +42,12 @@ METHOD_FILES: Final = tuple(
 
 RAW_STREAM: Final = TorchName("torch._C:_cuda_getCurrentRawStream", is_created=True)
 ALLOCATOR_STATE: Final = TorchName("torch._C:_cuda_CUDAAllocator_AllocatorState", is_created=True)
+BROADCAST: Final = TorchName("torch._C:_broadcast_coalesced", is_created=True)
+SCATTER: Final = TorchName("torch._C:_scatter", is_created=True)
+GATHER: Final = TorchName("torch._C:_gather", is_created=True)
 """PyTorch has them only where it is built for GPUs."""
+SCATTER_STREAM: Final = TorchName("torch.nn.parallel._functions:_get_stream")
+OVERRIDES: Final = TorchName("torch.overrides:has_torch_function")
 
 TENSOR_TYPES: Final[dict[str, torch.dtype]] = {
     "FloatTensor": torch.float32,

@@ -152,6 +152,8 @@ class GpuRequests(TorchFunctionMode):
             ):
                 args[1][id(given)] = copied = given.clone()  # its copy is on the GPU
                 return copied
+            if func is Tensor.get_device and self._observer.device_of(given) == GPU:
+                return GPU.index
             if func is Tensor.data_ptr and given.is_meta:
                 return storage_id(given) + given.storage_offset() * given.element_size()
             if func is Tensor.type:

@@ -8,7 +8,7 @@ stream is not reused by the rest of the step.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import partial, wraps
 from itertools import count
@@ -246,6 +246,13 @@ def cuda_functions(
     def allocated() -> Callable[..., int]:
         return lambda *args, **kwargs: live_bytes()
 
+    def overrides(values: Iterable[object]) -> bool:
+        """Whether a class overrides functions of PyTorch, as a script may ask; modes do not count."""
+        known = (Tensor, nn.Parameter)
+        return any(
+            hasattr(each, "__torch_function__") and type(each) not in known for each in values
+        )
+
     def random_state(*args: object) -> Tensor:
         return torch.zeros(_RANDOM_STATE_BYTES, dtype=torch.uint8)
 
@@ -328,6 +335,15 @@ def cuda_functions(
         *((TorchName(path), function) for path, function in named.items()),
         (names.RAW_STREAM, lambda device: 0),
         (names.ALLOCATOR_STATE, object),
+        # Of torch.nn.parallel: the first GPU keeps what it has.
+        (names.BROADCAST, lambda tensors, devices, _: [list(tensors) for _ in devices]),
+        (
+            names.SCATTER,
+            lambda tensor, devices, *rest: tensor.to(GPU).chunk(len(devices), rest[1]),
+        ),
+        (names.GATHER, lambda tensors, dimension, _: torch.cat(list(tensors), dimension)),
+        (names.SCATTER_STREAM, streams.current_stream),
+        (names.OVERRIDES, overrides),
     ]
 
 

@@ -265,13 +265,13 @@ class _Batches:
         if is_known:
             if self._left is None:
                 self._left = self._loaders.chosen(self._loader)
-            what, numbers = self._left.pop() if self._left else ("", None)
+            # Without no_grad, the graph of a batch lives until there is the next one.
+            rounds = 1 if torch.is_grad_enabled() else left + 1
+            gathers = self._given > 1 and (self._live_bytes - before) * rounds >= MIB
+            what, numbers = self._left.pop() if self._left and not gathers else ("", None)
             if numbers is not None:
                 self._loaders.gives(what)
                 return _collated(self._loader, numbers)
-            gathers = (self._live_bytes - before) * (
-                left + 1
-            ) >= MIB and not torch.is_grad_enabled()
             # The code has counted batches, or keeps something of each.
             if not what and not (left >= 0 and (gathers or asks_once(sys._getframe(1)))):
                 raise StopIteration

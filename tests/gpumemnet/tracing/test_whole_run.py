@@ -57,6 +57,19 @@ for i in range(1000):
         5 * 512 + WORKSPACE + 4,
         "optimizer of a later step",
     ),
+    "evaluated": Case(  # weights, gradients, and two graphs: there is no no_grad
+        """
+model = nn.Sequential(wide(1), *[nn.GELU() for _ in range(8)])
+optimizer = torch.optim.SGD(model.parameters())
+def batches(count): return DataLoader(TensorDataset(torch.zeros(1).expand(count, 4096)), 1024)
+def validate():
+    for (x,) in batches(4000): loss = model(x.cuda()).mean()
+for (x,) in batches(4096): step(optimizer, model(x.cuda()).mean())
+validate()
+""",
+        2 * 64 + 2 * 9 * 16,
+        2 * 64 + 2 * 9 * 16 + 16 + 2 * WORKSPACE,
+    ),
     "unfrozen": Case(
         """
 body, head = wide(8), nn.Linear(4096, 10).cuda()
