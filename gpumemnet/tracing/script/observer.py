@@ -654,7 +654,10 @@ class ScriptObserver:
         if self._trained is not None:
             self._trained.stepped(optimizer)
         self._stepped[id(optimizer)] += 1
-        self._trains_on_gpu |= _GPU in map(self.device_of, parameters_of(optimizer))
+        self._trains_on_gpu |= any(  # shards may wait on the host
+            self.device_of(each) == _GPU or hasattr(each, "device_mesh")
+            for each in parameters_of(optimizer)
+        )
         if not self._trains_on_gpu and self._stepped.total() >= _STEPS_ON_HOST:
             raise EnoughSteps
         if self._boundary() is None and self._trains_on_gpu:
