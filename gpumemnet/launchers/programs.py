@@ -76,12 +76,14 @@ class Programs:
         with os.fdopen(os.open(self._folder / _REQUEST, _WRITES, 0o600), "w") as stream:
             json.dump(document, stream)
 
+    def seen(self, answer: dict[str, Any]) -> None:
+        """Write the answer for this process, which the trace did not begin with."""
+        replace_file(self._folder / f"{os.getpid()}.answer", json.dumps(answer).encode())
+
     def report(self, answer: dict[str, Any]) -> None:
-        """Write the answer for this process, which the trace did not begin with, and tell the one
-        that it began with."""
+        """Write the answer for this process, and tell the one that the trace began with."""
         document = json.loads((self._folder / _REQUEST).read_text())
-        file = self._folder / f"{os.getpid()}.answer"
-        replace_file(file, json.dumps(answer).encode())
+        self.seen(answer)
         with suppress(ProcessLookupError):
             os.kill(document["process"], _TRAINED)
 

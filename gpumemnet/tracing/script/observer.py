@@ -126,6 +126,8 @@ class ScriptObserver:
         passes: Callable[[], None],
     ) -> None:
         self._used = used
+        self.seen: Callable[[], None] = lambda: None
+        """Called once the first steps, and those that follow, are over."""
         self._passes = passes
         self._trained = trained
         self.more_seconds = more_seconds
@@ -467,6 +469,7 @@ class ScriptObserver:
         if self.has_enough_steps and self.first is None:
             self.first = self.recorder.timeline()
             self.loops.has_stepped = True
+            self.seen()
             self._end = self._boundaries + MORE_STEPS
             shorten_alarm(self.more_seconds)
         self._end_whole_run(self._boundaries >= self._end)
@@ -482,16 +485,18 @@ class ScriptObserver:
         is_enough = events > most and all(
             self._stepped[id(each)] != 1 for each in self._optimizers()
         )
-        if (is_over or is_enough) and self.loops.training and not self.loops.has_trained:
+        if not (is_over or is_enough) or self.loops.has_trained:
+            return
+        self.seen()
+        if self.loops.training:
             self.loops.has_trained = True
             shorten_alarm(REST_SECONDS)
-        is_enough = (is_enough or is_over) and not self.loops.has_trained
-        if is_enough:
-            if is_growing:
-                self.notes[GENERATION] = self._generation.sentence
-            self._whole = self.whole_run()
-            self.recorder.close()
-            raise EnoughSteps
+            return
+        if is_growing:
+            self.notes[GENERATION] = self._generation.sentence
+        self._whole = self.whole_run()
+        self.recorder.close()
+        raise EnoughSteps
 
     def _gives(self, what: str) -> None:
         """A data loader gives a batch that was chosen: the next step trains on it."""

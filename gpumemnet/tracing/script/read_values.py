@@ -102,7 +102,7 @@ class ReadValues(MissingValues):
     def __init__(self, *, assumed: Callable[[], Assumptions], best_effort: bool) -> None:
         self._assumed_ways = assumed
         self._best_effort = best_effort
-        self._sentences: dict[str, str] = {}
+        self.sentences: dict[str, str] = {}
         self._truths: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
         self._counts: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
         self._shares: MutableMapping[Tensor, float] = WeakTensorKeyDictionary()
@@ -125,17 +125,17 @@ class ReadValues(MissingValues):
     @property
     def notes(self) -> tuple[str, ...]:
         """One sentence for each operator and line."""
-        return tuple(self._sentences.values())
+        return tuple(self.sentences.values())
 
     def note(self, what: str, end: str = "") -> None:
         """Note ``what`` with the running line of the script, once, whatever its ``end``."""
         where = running_line()
         sentence = f"{where}: {what}" if where else what
-        self._sentences.setdefault(sentence, f"{sentence}{end}.")
+        self.sentences.setdefault(sentence, f"{sentence}{end}.")
 
     def note_once(self, sentence: str) -> None:
         """Note a sentence that does not belong to a line."""
-        self._sentences.setdefault(sentence, f"{sentence}.")
+        self.sentences.setdefault(sentence, f"{sentence}.")
 
     def value(self, function: str, tensor: Tensor) -> Any:
         """Return a copy on the host."""

@@ -44,8 +44,9 @@ from gpumemnet.torch_private.names import (
     declare_torchvision_operators,
     replaced,
     seen_within_operators,
+    without_function_modes,
 )
-from gpumemnet.torch_private.script import ALLOCATOR_SETTINGS, MEMORY_FRACTION
+from gpumemnet.torch_private.script import ALLOCATOR_SETTINGS, MEMORY_FRACTION, WITHOUT_MODES
 from gpumemnet.torch_private.training import without_dynamo
 from gpumemnet.tracing.model_tracer import result_of_run
 from gpumemnet.tracing.operators.autocast import cuda_kernels
@@ -159,6 +160,7 @@ class ScriptCall:
             in its place.
         report, failed: called in a process that the script has forked, with the answer for it, or
             with why there is none.
+        seen: called with the answer for what was seen so far, in a program that may never end.
         program: runs in the place of the script's code.
         rank: which of the ranks it is.
         stages: what the ranks of a pipeline tell each other.
@@ -179,6 +181,7 @@ class ScriptCall:
     resized: tuple[int, int] | None = None
     report: Callable[[TraceAnswer], None] = lambda answer: None
     failed: Callable[[GpumemnetError], None] = lambda error: None
+    seen: Callable[[TraceAnswer], None] | None = None
     program: Callable[[], None] | None = None
     rank: int = 0
     stages: StageFolder | None = None
@@ -229,7 +232,7 @@ def trace_script(call: ScriptCall, *, with_curve: bool = False) -> TraceAnswer:
     return result_of_script(run_script(call), call, with_curve)
 
 
-def result_of_script(run: ScriptRun, call: ScriptCall, with_curve: bool) -> TraceAnswer:
+def result_of_script(run: ScriptRun, call: ScriptCall, with_curve: bool = False) -> TraceAnswer:
     """Return the answer for a run of ``call``; ``with_curve`` includes the memory over one step."""
     arguments: dict[str, Any] = {
         "platform": call.platform,
@@ -352,13 +355,25 @@ def run_script(call: ScriptCall) -> ScriptRun:
             if not observer.has_stepped and not is_bound:
                 raise CodeEndedError(f"{observer.missing}{ended and f'; it ended at {ended}'}")
             observer.end_early()
+        return shown()
+
+    def shown() -> ScriptRun:
         return _shown(call.script, file, observer, values, allocator.settings, torch_notes)
+
+    def seen() -> None:
+        """Answer for what was seen so far, outside of the modes: a worker of Ray waits for further
+        tasks once it has trained, and goes on after any error."""
+        if call.seen is not None:
+            with patch.dict(values.sentences), without_function_modes(), WITHOUT_MODES.value()():
+                call.seen(result_of_script(shown(), call))
+
+    observer.seen = seen
 
     def trace_process(run: Callable[[], None]) -> None:
         if observer.first is not None:  # what is forked once the GPU is used cannot use it
             return run()
         try:
-            call.report(result_of_script(observed(run), call, with_curve=False))
+            call.report(result_of_script(observed(run), call))
         except CodeEndedError:  # it has not trained, and is no part of the answer
             pass
         except GpumemnetError as error:

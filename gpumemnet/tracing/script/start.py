@@ -196,15 +196,23 @@ def _trace_in_child(document: dict[str, Any]) -> dict[str, Any]:
 
 def _trace_program(document: dict[str, Any], programs: Programs) -> None:
     """Trace a program that a script has started, and report its answer."""
-    programs.report(answer_to_dict(trace_in_process(document, programs)))
+    answer = trace_in_process(
+        document, programs, seen=lambda answer: programs.seen(answer_to_dict(answer))
+    )
+    programs.report(answer_to_dict(answer))
 
 
-def trace_in_process(document: dict[str, Any], programs: Programs) -> TraceAnswer:
+def trace_in_process(
+    document: dict[str, Any],
+    programs: Programs,
+    seen: Callable[[TraceAnswer], None] | None = None,
+) -> TraceAnswer:
     """Trace a script in this process, see :func:`trace_script`.
 
     Args:
         document: the script and how it is traced.
         programs: the programs that it may start.
+        seen: as in :class:`~gpumemnet.tracing.script.run.ScriptCall`.
 
     Raises:
         ExtractError: as :func:`trace_script` does.
@@ -220,6 +228,7 @@ def trace_in_process(document: dict[str, Any], programs: Programs) -> TraceAnswe
         stages=StageFolder(Path(document["stages"])),
         report=lambda answer: programs.report(answer_to_dict(answer)),
         failed=programs.failed,
+        seen=seen,
     )
     extras = request.extras
 

@@ -28,6 +28,10 @@ _STARTS = {
         "for width in (512, 1024, 256):\n"
         "    subprocess.run([sys.executable, 'train.py', str(width)], check=True)\n"
     ),
+    "killed": (  # as a worker that waits for its next task
+        "import subprocess, sys\nopen('train.py', 'a').write('    import os; os.kill(os.getpid(), 9)')\n"
+        "subprocess.run([sys.executable, 'train.py'], check=True)\n"
+    ),
     "shared": (
         "import multiprocessing, torch\nfrom train import train\nmodel = torch.nn.Linear(1024, 1024).cuda()\n"
         "for _ in range(2): multiprocessing.Process(target=train, args=(1024, model)).start()\n"
