@@ -2,6 +2,7 @@
 caller."""
 
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from prometheus_client import REGISTRY
@@ -50,7 +51,7 @@ def test_what_is_too_much_is_dropped_and_counted(
     predictor: Predictor, records: list[RecordBatch]
 ) -> None:
     notes, before = Notes(), count("dropped")
-    shadow = Shadow(notes, 1.0)
+    shadow = Shadow(cast(Any, notes), 1.0)
     shadow.challenge("r1", predictor)
     for (
         record
@@ -67,7 +68,7 @@ def test_a_challenger_that_cannot_answer_is_counted(
     records: list[RecordBatch], tmp_path: Path
 ) -> None:
     notes, before = Notes(), count("failed")
-    shadow = Shadow(notes, 1.0)
+    shadow = Shadow(cast(Any, notes), 1.0)
     cnns = other_bundle(tmp_path / "cnn", "1", families=["cnn"])
     shadow.challenge("r1", Predictor([cnns]))
     shadow.record(records[0])
