@@ -82,10 +82,9 @@ class Programs:
 
     def report(self, answer: dict[str, Any]) -> None:
         """Write the answer for this process, and tell the one that the trace began with."""
-        document = json.loads((self._folder / _REQUEST).read_text())
         self.seen(answer)
         with suppress(ProcessLookupError):
-            os.kill(document["process"], _TRAINED)
+            os.kill(json.loads((self._folder / _REQUEST).read_text())["process"], _TRAINED)
 
     def failed(self, error: GpumemnetError) -> None:
         """Write why this process, which the trace did not begin with, cannot be traced."""

@@ -185,16 +185,16 @@ DATA_PTR: Final = TorchName("torch:UntypedStorage.data_ptr")
 
 OPEN_FILE: Final = tuple(TorchName(f"{module}:open") for module in ("builtins", "io"))
 """To know which files a script writes."""
+PRINT: Final = TorchName("builtins:print")
+"""To be of the same type as ``open``: some scripts replace it only if it is."""
 MOVE_FILE: Final = tuple(TorchName(f"os:{name}") for name in ("rename", "replace"))
 """To follow the files that a script writes."""
 COPY_FILE: Final = TorchName("shutil:copyfile")
 """To follow the files that a script writes."""
 MAKE_FOLDER: Final = TorchName("os:mkdir")
 """To remove the folders that a script makes."""
-REMOVE_FILE: Final = tuple(TorchName(f"os:{name}") for name in ("remove", "unlink"))
-"""To put back the user's files that a script removes."""
-REMOVE_FOLDER: Final = TorchName("shutil:rmtree")
-"""To put back the user's folders that a script removes."""
+REMOVE: Final = tuple(map(TorchName, ("os:remove", "os:unlink", "shutil:rmtree")))
+"""To put back what the script removes."""
 
 
 def device_constructors() -> frozenset[Any]:

@@ -43,8 +43,8 @@ from gpumemnet.torch_private.script import (
     MAKE_FOLDER,
     MOVE_FILE,
     OPEN_FILE,
-    REMOVE_FILE,
-    REMOVE_FOLDER,
+    PRINT,
+    REMOVE,
     SAFETENSORS_SAVE,
     SAVE,
     unseen,
@@ -137,15 +137,14 @@ class SavedFiles:
             make(folder, *args, **kwargs)
             self._folders.append(_path(folder))
 
-        def removed(file: Any, **kwargs: Any) -> None:
-            if kwargs or not self._set_aside(file):
-                remove(file, **kwargs)
+        def setting_aside(remove: Callable[..., None]) -> Callable[..., None]:
+            def removed(path: Any, *args: Any, **kwargs: Any) -> None:
+                if kwargs.get("dir_fd") is not None or not self._set_aside(path):
+                    remove(path, *args, **kwargs)
 
-        def removed_folder(folder: Any, *args: Any, **kwargs: Any) -> None:
-            if kwargs.get("dir_fd") is not None or not self._set_aside(folder):
-                remove_folder(folder, *args, **kwargs)
+            return removed
 
-        make, remove, remove_folder = MAKE_FOLDER.value(), os.remove, REMOVE_FOLDER.value()
+        make = MAKE_FOLDER.value()
         with ExitStack() as stack:
             stack.callback(self._undo)
             stack.enter_context(
@@ -153,10 +152,10 @@ class SavedFiles:
                     [
                         (MAKE_FOLDER, made),
                         *((name, opened) for name in OPEN_FILE),
+                        (PRINT, lambda *args, write=print, **kwargs: write(*args, **kwargs)),
                         *((name, renamed) for name in MOVE_FILE),
                         (COPY_FILE, copied),
-                        *((name, removed) for name in REMOVE_FILE),
-                        (REMOVE_FOLDER, removed_folder),
+                        *((name, setting_aside(name.value())) for name in REMOVE),
                     ]
                 )
             )
