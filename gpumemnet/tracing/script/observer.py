@@ -28,6 +28,7 @@ from torch.utils.data import get_worker_info
 
 from gpumemnet.extract.module_calls import tensors_in
 from gpumemnet.sandbox.process import shorten_alarm
+from gpumemnet.sandbox.user_code import user_calls
 from gpumemnet.torch_private.names import (
     dense_parts,
     id_of_storage,
@@ -231,8 +232,14 @@ class ScriptObserver:
         self.notes["deadline"] = f"a lower bound: {why}"
         return self.is_lower_bound
 
-    def note_running_loops(self) -> None:
-        """Note the loops that the trace ended in, if their rounds make optimizers."""
+    def note_running(self, error: BaseException) -> None:
+        """Note the calls that the trace ended in, if a library trains, and loops whose rounds make
+        optimizers."""
+        calls = user_calls(error)
+        if calls and (self.loaders.is_over is not None or self._whole):
+            self.notes["calls"] = (
+                f"the trace ended within {calls}: what the script does after it is not in the answer"
+            )
         if self.loops.making:
             self.notes["loops"] = (
                 f"{', '.join(sorted(self.loops.making))}: each round makes an optimizer, and the trace ended within; "
@@ -404,6 +411,7 @@ class ScriptObserver:
                 self.notes.pop("optimizer", None)
             if not self._is_counting:
                 self._made.append(weakref.ref(optimizer))
+                self.loaders.is_over = self.loaders.is_over and False
             make_optimizer(optimizer, *args, **kwargs)
 
         passes = RepeatedPasses(
@@ -488,8 +496,10 @@ class ScriptObserver:
         if not (is_over or is_enough) or self.loops.has_trained:
             return
         self.seen()
-        if self.loops.training:
+        # The loaders of a library that trains can end, and so its epochs.
+        if self.loops.training or (self.loaders.known and torch.is_grad_enabled()):
             self.loops.has_trained = True
+            self.loaders.is_over = not self.loops.training or None
             shorten_alarm(REST_SECONDS)
             return
         if is_growing:

@@ -319,15 +319,16 @@ def run_script(call: ScriptCall) -> ScriptRun:
         ended, error_text = "", ""
         try:
             run()
-        except EnoughSteps:
-            observer.note_running_loops()
+        except EnoughSteps as error:
+            observer.note_running(error)
         except GpumemnetError as error:
             if observer.first is None:
                 raise
+            observer.note_running(error)
             error_text = str(error)
         except DeadlineReached as error:
             stop_alarm()
-            observer.note_running_loops()
+            observer.note_running(error)
             if not observer.loops.has_trained and not observer.reach_deadline(user_calls(error)):
                 raise
         except SystemExit as error:
@@ -339,6 +340,7 @@ def run_script(call: ScriptCall) -> ScriptRun:
                 raise ExtractError(
                     f"the script cannot be traced: {fault_sentence(error)}{_remedy(error, call)}"
                 ) from error
+            observer.note_running(error)
             if not isinstance(error, StopIteration):  # of a loader that has ended early
                 error_text = fault_sentence(error)
         if error_text and not observer.loops.has_trained:

@@ -128,9 +128,12 @@ class Loaders:
         self._resized = resized
         self.batch_sizes: dict[int, bool] = {}
         """Batch sizes of data loaders, and of arguments and files → whether they are of the latter."""
-        self._chosen: WeakKeyDictionary[DataLoader[Any], list[Any]] = WeakKeyDictionary()
+        self.known: WeakKeyDictionary[DataLoader[Any], list[Any]] = WeakKeyDictionary()
         self._copies: WeakKeyDictionary[DataLoader[Any], Any] = WeakKeyDictionary()
         """Shapes and a copy of the first batch of each loader; no copy if another had others."""
+        self.is_over: bool | None = None
+        """Once a library has trained for long enough: whether its loaders give no more, as no
+        further optimizer was made."""
         self.waiting_bytes = 0
         """The most that batches take which the workers of a loader have ready."""
 
@@ -160,14 +163,16 @@ class Loaders:
         In later epochs of training the last one is left out: a network that is trained every second
         time, say, would meet no other.  Evaluations are all alike: scripts compare them.
         """
-        known = self._chosen.get(loader)
+        if torch.is_grad_enabled() and self.is_over:
+            return []
+        known = self.known.get(loader)
         if known is not None:
             return known[1:] * 2 if torch.is_grad_enabled() else [*known]
         longest = last = None
         with suppress(Exception), unseen():
             longest, last = _longest_and_last(loader)
-        self._chosen[loader] = [("the last batch", last), ("the longest batch", longest)]
-        return [*self._chosen[loader]]
+        self.known[loader] = [("the last batch", last), ("the longest batch", longest)]
+        return [*self.known[loader]]
 
     @contextmanager
     def observing(self) -> Iterator[None]:

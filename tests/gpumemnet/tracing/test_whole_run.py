@@ -372,6 +372,21 @@ while True:
         0,
         WORKSPACE,
     ),
+    "library": Case(  # whose loop is not the user's: it ends with its loader, and begins anew
+        """
+data = TensorDataset(torch.randn(64, 4096))
+loader = DataLoader(data, batch_size=4)
+def fit(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sum(step(optimizer, model(x.cuda()).mean()) is None for _ in range(100) for x, in loader)
+fit(wide(1))
+fit(wide(5))
+raise KeyError("score")
+""",
+        640,
+        640 + WORKSPACE,
+        "library.py line 16: what",
+    ),
     "exits": Case(
         """
 class Compared(nn.Identity):  # as TensorDict is
