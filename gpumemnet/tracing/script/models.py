@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from gpumemnet.extract.module_calls import ModelInputs, ModulePath, keeps_values
 from gpumemnet.physics.element_types import AUTOCAST_TYPES
 from gpumemnet.torch_private.script import without_modes
 from gpumemnet.tracing.api import TraceOptions
+
+_SEQUENCE_DIMENSIONS: Final = 3
 
 
 class ScriptModules(ModulePath):
@@ -67,6 +69,66 @@ class ScriptModules(ModulePath):
             self._starting()
             self.learn(module)
         super()._enter(module, args)
+
+
+class BatchSizes:
+    """How many samples models are called with.
+
+    Args:
+        of_loaders: batch sizes of the script's data loaders.
+    """
+
+    def __init__(self, of_loaders: Container[int]) -> None:
+        self._of_loaders = of_loaders
+        self.known: int | None = None
+        """Samples that the model got which the first backward pass trains most of."""
+        self._by_model: dict[weakref.ref[nn.Module], int] = {}
+        """Samples that models got before that pass."""
+        self._inner: int | None = None
+        """Samples that the first module with parameters got inside the running model."""
+        self._second_dimension: int | None = None
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples that the model got in training, as far as that is known."""
+        return self.known or next(iter(self._by_model.values()), None)
+
+    def learn(self, module: nn.Module, given: list[Tensor], *, is_model: bool) -> None:
+        """Learn the number of samples from what a module was called with: the second dimension of
+        ``[time, batch, …]``."""
+        has_parameters = next(iter(module.parameters()), None) is not None
+        size = self._inner
+        if given:
+            shape = given[0].shape
+            if size is None and has_parameters:
+                self._inner = shape[0]
+            if getattr(module, "batch_first", None) is False and len(shape) == _SEQUENCE_DIMENSIONS:
+                self._second_dimension = shape[1]
+            firsts = [each.shape[0] for each in given]
+            known = [each for each in firsts if each in self._of_loaders]
+            size = [*known, *firsts][0]  # points have offsets
+            if len(shape) > 1 and self._is_batch(shape[1]) and not self._is_batch(shape[0]):
+                size = shape[1]
+        if is_model:
+            self._inner = None
+        if is_model and has_parameters and size is not None:
+            self._by_model.setdefault(weakref.ref(module), size)
+
+    def _is_batch(self, size: int) -> bool:
+        return size == self._second_dimension or size in self._of_loaders
+
+    def settle(self, leaves: set[int]) -> None:
+        """Take the number of samples from the model with most parameters among ``leaves``: others
+        may only have acted, or are parts that ran alone before."""
+        held: dict[int, int] = {}
+        for reference, size in self._by_model.items():
+            model = reference()
+            own = () if model is None else model.parameters()
+            held[size] = max(held.get(size, 0), sum(id(each) in leaves for each in own))
+        size = max(held, key=held.__getitem__, default=0)
+        if held.get(size):
+            self.known = size
+            self._by_model.clear()
 
 
 class TrainedModel:

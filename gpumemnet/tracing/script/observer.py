@@ -46,7 +46,7 @@ from gpumemnet.torch_private.training import fill_history
 from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.script.loops import Loops
-from gpumemnet.tracing.script.models import ScriptModules, TrainedModel, parameters_of
+from gpumemnet.tracing.script.models import BatchSizes, ScriptModules, TrainedModel, parameters_of
 from gpumemnet.tracing.script.repeated_passes import RepeatedPasses
 from gpumemnet.tracing.script.simulated_cuda import Streams
 from gpumemnet.tracing.script.whole_run import (
@@ -93,7 +93,6 @@ _STEPS_ON_HOST: Final = 10
 _PASSES: Final = 4
 """Backward passes after which a script without an optimizer is ended: such a script may take
 several for one step."""
-_SEQUENCE_DIMENSIONS: Final = 3
 _GPU: Final = torch.device("cuda", 0)
 _HOST: Final = torch.device("cpu")
 _META: Final = torch.device("meta")
@@ -135,13 +134,6 @@ class ScriptObserver:
         self.modules = ScriptModules(self._model_starts, self._entered, self._left)
         self.recorder = Recorder(self.modules, platform, run=run)
         self.streams = Streams(self.recorder.use_stream)
-        self._batch_size: int | None = None
-        """Samples that the first model of the first backward pass got."""
-        self._batch_sizes: dict[weakref.ref[nn.Module], int] = {}
-        """Samples that models got before that pass."""
-        self._inner_batch_size: int | None = None
-        """Samples that the first module with parameters got inside the running model."""
-        self._second_dimension: int | None = None
         self.notes: dict[str, str] = {}
         self._platform = platform
         self._parameters: dict[int, tuple[weakref.ref[Tensor], str]] = {}
@@ -166,6 +158,7 @@ class ScriptObserver:
             resized,
             self.recorder.holds,
         )
+        self._sizes = BatchSizes(self.loaders.batch_sizes)
         self.step_names: dict[int, str] = {}
         """Step → the batch that it trains on, where that was chosen."""
         self._first_model: weakref.ref[nn.Module] | None = None
@@ -344,7 +337,7 @@ class ScriptObserver:
         """A compiled function has run, in which no module was seen."""
         given = [tensor for tensor in tensors_in(arguments) if tensor.ndim]
         if not self.modules.depth and given and self.recorder.has_live_storages:
-            self._batch_size = self._batch_size or given[0].shape[0]
+            self._sizes.known = self._sizes.known or given[0].shape[0]
 
     def live_bytes(self) -> int:
         """Return the bytes that are allocated now."""
@@ -452,9 +445,9 @@ class ScriptObserver:
             self._started = True
             self.recorder.begin_step()
         leaves = []
-        if is_outermost and not (self._has_optimizer and self._batch_size):
+        if is_outermost and not (self._has_optimizer and self._sizes.known):
             leaves = list(leaves_of(outputs))
-            self._settle_batch_size(set(map(id, leaves)))
+            self._sizes.settle(set(map(id, leaves)))
         if is_outermost and not self._has_optimizer:
             self._learn(leaves)
         self._passing = True
@@ -591,50 +584,14 @@ class ScriptObserver:
                 self._first_model = self._first_model or weakref.ref(module)
                 if self._first_model() is module:
                     self.shapes.setdefault(step, shape)
-        if self._batch_size is None and self._started:
-            self._learn_batch_size(
-                module, [tensor for tensor in tensors_in(arguments) if tensor.ndim]
-            )
-
-    def _learn_batch_size(self, module: nn.Module, given: list[Tensor]) -> None:
-        """Learn the number of samples from what a module was called with: the second dimension of
-        ``[time, batch, …]``."""
-        is_model = not self.modules.depth
-        has_parameters = next(iter(module.parameters()), None) is not None
-        size = self._inner_batch_size
-        if given:
-            shape = given[0].shape
-            if size is None and has_parameters:
-                self._inner_batch_size = shape[0]
-            if getattr(module, "batch_first", None) is False and len(shape) == _SEQUENCE_DIMENSIONS:
-                self._second_dimension = shape[1]
-            sizes = {self._second_dimension, *self.loaders.batch_sizes}
-            is_time_first = len(shape) > 1 and shape[1] in sizes and shape[0] not in sizes
-            firsts = [each.shape[0] for each in given]
-            known = [each for each in firsts if each in self.loaders.batch_sizes]
-            size = shape[1] if is_time_first else [*known, *firsts][0]  # points have offsets
-        if is_model:
-            self._inner_batch_size = None
-        if is_model and has_parameters and size is not None:
-            self._batch_sizes.setdefault(weakref.ref(module), size)
-
-    def _settle_batch_size(self, leaves: set[int]) -> None:
-        """Take the number of samples from the model with most parameters among ``leaves``: others
-        may only have acted, or are parts that ran alone before."""
-        held: dict[int, int] = {}
-        for reference, size in self._batch_sizes.items():
-            model = reference()
-            own = () if model is None else model.parameters()
-            held[size] = max(held.get(size, 0), sum(id(each) in leaves for each in own))
-        size = max(held, key=held.__getitem__, default=0)
-        if held.get(size):
-            self._batch_size = size
-            self._batch_sizes.clear()
+        if self._sizes.known is None and self._started:
+            given = [tensor for tensor in tensors_in(arguments) if tensor.ndim]
+            self._sizes.learn(module, given, is_model=not self.modules.depth)
 
     @property
     def batch_size(self) -> int | None:
         """Samples that the model got in training, as far as that is known."""
-        return self._batch_size or next(iter(self._batch_sizes.values()), None)
+        return self._sizes.batch_size
 
     def _begin(self, phase: str) -> None:
         benchmark = torch.backends.cudnn.benchmark
