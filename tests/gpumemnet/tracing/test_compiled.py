@@ -127,4 +127,4 @@ def test_a_command_compiles_where_it_is_asked_to(
         SCRIPT.format(layers=LINEAR, before=CACHE, forward="model(x)", rows=8, width=WIDTH)
     )
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", value)
-    assert [note in each for each in trace_script(script).notes] == [True]
+    assert sum(note in each for each in trace_script(script).notes) == 1
