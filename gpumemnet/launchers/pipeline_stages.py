@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpumemnet.errors import ExtractError
+from gpumemnet.launchers.programs import write_own
 
 _GROUP: Final = "group.json"
 _MOST_RANKS: Final = 8
@@ -66,7 +67,7 @@ class StageFolder:
     def sends(self, ranks: Sequence[int]) -> None:
         """A rank of a group sends tensors to another."""
         if len(ranks) > 1:
-            (self._folder / _GROUP).write_text(json.dumps(sorted(ranks)))
+            write_own(self._folder / _GROUP, sorted(ranks))
 
     def others(self) -> list[int]:
         """Ranks to trace beside the first; none without a pipeline."""
@@ -86,7 +87,7 @@ class StageFolder:
         def send(stage: Any, meta: Any, to_stage: int) -> None:
             if to_stage > stage.stage_index:
                 found = [_document(each) for each in meta.forward_metas]
-                (self._folder / f"{stage.stage_index}.json").write_text(json.dumps(found))
+                write_own(self._folder / f"{stage.stage_index}.json", found)
                 stage.sent_forward = meta.forward_metas
 
         def receive(stage: Any, from_stage: int) -> Any:

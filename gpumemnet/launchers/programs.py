@@ -43,6 +43,12 @@ _SHARE_BEFORE_DEADLINE: Final = 0.8
 """After this share of the time a program answers with what it has seen."""
 
 
+def write_own(file: Path, document: object) -> None:
+    """Write a document that is no file of the script's: those are watched by name, and removed."""
+    with os.fdopen(os.open(file, _WRITES, 0o600), "w") as stream:
+        json.dump(document, stream)
+
+
 class Programs:
     """The programs of one trace.
 
@@ -72,9 +78,7 @@ class Programs:
             "process": os.getpid(),
             "ends": time() + left_seconds if left_seconds else None,
         }
-        # A number, not a name: this is no file of the script's, whose files are watched by name.
-        with os.fdopen(os.open(self._folder / _REQUEST, _WRITES, 0o600), "w") as stream:
-            json.dump(document, stream)
+        write_own(self._folder / _REQUEST, document)
 
     def seen(self, answer: dict[str, Any]) -> None:
         """Write the answer for this process, which the trace did not begin with."""
@@ -88,7 +92,7 @@ class Programs:
 
     def failed(self, error: GpumemnetError) -> None:
         """Write why this process, which the trace did not begin with, cannot be traced."""
-        (self._folder / f"{os.getpid()}.error").write_text(str(error))
+        write_own(self._folder / f"{os.getpid()}.error", str(error))
 
     def answers(self) -> list[dict[str, Any]]:
         """The answers for the processes that have one."""
@@ -96,7 +100,7 @@ class Programs:
 
     def error(self) -> str:
         """Why a process that was started could not be traced; empty if all could."""
-        return next((file.read_text() for file in self._folder.glob("*.error")), "")
+        return next((json.loads(file.read_text()) for file in self._folder.glob("*.error")), "")
 
 
 @contextmanager
