@@ -108,6 +108,7 @@ def replaced(replacements: Iterable[tuple[TorchName, object]]) -> Iterator[None]
             if isinstance(replacement, FunctionType) and "<locals>" in replacement.__qualname__:
                 # By its name it can be pickled, as a task for another process is.
                 replacement.__module__, _, replacement.__qualname__ = name.path.partition(":")
+                replacement.__name__ = last  # which numba looks up
             stack.enter_context(patch.object(owner, last, replacement, create=name.is_created))
         yield
 

@@ -18,6 +18,7 @@ class Scripted(torch.jit.ScriptModule):
         self.weight = nn.Parameter(torch.ones(4))
 Scripted().cuda()
 assert pickle.loads(pickle.dumps(torch.cuda.device_count))() == 1
+assert (open.__name__, print.__name__) == ("open", "print")
 model = nn.Linear(256, 256).cuda()
 nn.Linear(16384, 16384).to("meta")
 bits = nn.Parameter(torch.zeros(4, dtype=torch.uint8, device="cuda"), requires_grad=False)
