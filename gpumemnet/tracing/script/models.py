@@ -71,7 +71,7 @@ class ScriptModules(ModulePath):
         super()._enter(module, args)
 
 
-class BatchSizes:
+class SampleCount:
     """How many samples models are called with.
 
     Args:

@@ -46,7 +46,7 @@ from gpumemnet.torch_private.training import fill_history
 from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.script.loops import Loops
-from gpumemnet.tracing.script.models import BatchSizes, ScriptModules, TrainedModel, parameters_of
+from gpumemnet.tracing.script.models import SampleCount, ScriptModules, TrainedModel, parameters_of
 from gpumemnet.tracing.script.repeated_passes import RepeatedPasses
 from gpumemnet.tracing.script.simulated_cuda import Streams
 from gpumemnet.tracing.script.whole_run import (
@@ -158,7 +158,7 @@ class ScriptObserver:
             resized,
             self.recorder.holds,
         )
-        self._sizes = BatchSizes(self.loaders.batch_sizes)
+        self._samples = SampleCount(self.loaders.batch_sizes)
         self.step_names: dict[int, str] = {}
         """Step → the batch that it trains on, where that was chosen."""
         self._first_model: weakref.ref[nn.Module] | None = None
@@ -337,7 +337,7 @@ class ScriptObserver:
         """A compiled function has run, in which no module was seen."""
         given = [tensor for tensor in tensors_in(arguments) if tensor.ndim]
         if not self.modules.depth and given and self.recorder.has_live_storages:
-            self._sizes.known = self._sizes.known or given[0].shape[0]
+            self._samples.known = self._samples.known or given[0].shape[0]
 
     def live_bytes(self) -> int:
         """Return the bytes that are allocated now."""
@@ -445,9 +445,9 @@ class ScriptObserver:
             self._started = True
             self.recorder.begin_step()
         leaves = []
-        if is_outermost and not (self._has_optimizer and self._sizes.known):
+        if is_outermost and not (self._has_optimizer and self._samples.known):
             leaves = list(leaves_of(outputs))
-            self._sizes.settle(set(map(id, leaves)))
+            self._samples.settle(set(map(id, leaves)))
         if is_outermost and not self._has_optimizer:
             self._learn(leaves)
         self._passing = True
@@ -584,14 +584,14 @@ class ScriptObserver:
                 self._first_model = self._first_model or weakref.ref(module)
                 if self._first_model() is module:
                     self.shapes.setdefault(step, shape)
-        if self._sizes.known is None and self._started:
+        if self._samples.known is None and self._started:
             given = [tensor for tensor in tensors_in(arguments) if tensor.ndim]
-            self._sizes.learn(module, given, is_model=not self.modules.depth)
+            self._samples.learn(module, given, is_model=not self.modules.depth)
 
     @property
     def batch_size(self) -> int | None:
         """Samples that the model got in training, as far as that is known."""
-        return self._sizes.batch_size
+        return self._samples.batch_size
 
     def _begin(self, phase: str) -> None:
         benchmark = torch.backends.cudnn.benchmark
