@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -13,10 +13,18 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gpumemnet.errors import ExtractError
-from gpumemnet.extract.module_calls import ModelInputs, ModulePath, keeps_values, map_tensors
+from gpumemnet.extract.module_calls import (
+    ModelInputs,
+    ModulePath,
+    keeps_values,
+    map_tensors,
+    tensors_in,
+)
 from gpumemnet.physics.element_types import AUTOCAST_TYPES
+from gpumemnet.torch_private.names import is_part, own_buffers, own_parameters, part_on_rank
 from gpumemnet.torch_private.script import without_modes
 from gpumemnet.tracing.api import TraceOptions
+from gpumemnet.tracing.recorder import Recorder
 
 _SEQUENCE_DIMENSIONS: Final = 3
 
@@ -129,6 +137,63 @@ class SampleCount:
         if held.get(size):
             self.known = size
             self._by_model.clear()
+
+
+class ModelTensors:
+    """Tells the recorder which tensors are parameters, buffers, gradients and optimizer state."""
+
+    def __init__(self, recorder: Recorder, modules: ScriptModules) -> None:
+        self._recorder = recorder
+        self._modules = modules
+        self._parameters: dict[int, tuple[weakref.ref[Tensor], str]] = {}
+
+    def know(self, parameter: Tensor, owner: str) -> bool:
+        """Record that ``parameter`` is on the GPU; return whether it was unknown.
+
+        The parameter is not kept alive, because the script may replace it.
+        """
+        known = self._parameters.get(id(parameter))
+        if known is not None and known[0]() is parameter:
+            return False
+        self._parameters[id(parameter)] = (weakref.ref(parameter), owner)
+        return True
+
+    def learn(self, parameters: Iterable[Tensor]) -> None:
+        """Learn parameters that no module has shown, such as those that never were unsharded."""
+        for parameter in parameters:
+            if self.know(parameter, ""):
+                self._recorder.classify((part_on_rank(parameter),), "parameter", "")
+
+    def classify(self, optimizer: Optimizer, *, of_engine: bool) -> None:
+        """Classify the parameters of an optimizer that has stepped, their gradients and state."""
+        self.learn(parameters_of(optimizer))
+        self._classify_models()
+        self.classify_gradients(of_engine=of_engine)
+        for parameter, state in optimizer.state.items():
+            owner = self._parameters.get(id(parameter), (None, ""))[1]
+            self._recorder.classify(map(part_on_rank, tensors_in(state)), "optimizer_state", owner)
+
+    def classify_gradients(self, *, of_engine: bool) -> None:
+        """Classify gradients; those that are views of an engine's bucket are none of their own."""
+        for reference, owner in list(self._parameters.values()):
+            parameter = reference()
+            if parameter is None or parameter.grad is None:
+                continue
+            if not (of_engine and is_part(parameter.grad)):
+                self._recorder.classify((part_on_rank(parameter.grad),), "gradient", owner)
+
+    def _classify_models(self) -> None:
+        """Classify the models' tensors: the script may have converted them, or put others in their
+        place."""
+        for module in (each for model in self._modules.models for each in model.modules()):
+            owner = self._modules.path_of(module)
+            for parameter in own_parameters(module).values():
+                if parameter is not None:
+                    self.know(parameter, owner)
+                    self._recorder.classify((part_on_rank(parameter),), "parameter", owner)
+            for buffer in own_buffers(module).values():
+                if buffer is not None:
+                    self._recorder.classify((part_on_rank(buffer),), "buffer", owner)
 
 
 class TrainedModel:

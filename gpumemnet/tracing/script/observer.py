@@ -32,10 +32,7 @@ from gpumemnet.sandbox.user_code import user_calls
 from gpumemnet.torch_private.names import (
     dense_parts,
     id_of_storage,
-    is_part,
     leaves_of,
-    own_buffers,
-    own_parameters,
     part_on_rank,
     replaced,
     storage_id,
@@ -46,7 +43,13 @@ from gpumemnet.torch_private.training import fill_history
 from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.script.loops import Loops
-from gpumemnet.tracing.script.models import SampleCount, ScriptModules, TrainedModel, parameters_of
+from gpumemnet.tracing.script.models import (
+    ModelTensors,
+    SampleCount,
+    ScriptModules,
+    TrainedModel,
+    parameters_of,
+)
 from gpumemnet.tracing.script.repeated_passes import RepeatedPasses
 from gpumemnet.tracing.script.simulated_cuda import Streams
 from gpumemnet.tracing.script.whole_run import (
@@ -136,7 +139,7 @@ class ScriptObserver:
         self.streams = Streams(self.recorder.use_stream)
         self.notes: dict[str, str] = {}
         self._platform = platform
-        self._parameters: dict[int, tuple[weakref.ref[Tensor], str]] = {}
+        self._tensors = ModelTensors(self.recorder, self.modules)
         self._boundary: Callable[[], Optimizer | None] = lambda: None
         """The optimizer whose steps are counted, unless the script has dropped it."""
         self._boundaries = 0
@@ -304,7 +307,7 @@ class ScriptObserver:
         """A parameter or a buffer of ``owner`` has arrived."""
         path = self.modules.path_of(owner)
         if isinstance(tensor, nn.Parameter):
-            self._know(tensor, path)
+            self._tensors.know(tensor, path)
         self.recorder.arrived(tensor, "parameter" if is_parameter else "buffer", path)
 
     def deferred(self, tensor: Tensor) -> None:
@@ -386,7 +389,7 @@ class ScriptObserver:
             with self._backward_pass(tensors_in(args)):
                 backward(*args, **kwargs)
                 if not is_inner:
-                    self._classify_gradients()
+                    self._tensors.classify_gradients(of_engine=self._has_engine)
 
         def observed_gradients(*args: Any, **kwargs: Any) -> tuple[Tensor | None, ...]:
             if (
@@ -449,7 +452,7 @@ class ScriptObserver:
             leaves = list(leaves_of(outputs))
             self._samples.settle(set(map(id, leaves)))
         if is_outermost and not self._has_optimizer:
-            self._learn(leaves)
+            self._tensors.learn(leaves)
         self._passing = True
         try:
             self._begin("backward")
@@ -619,7 +622,12 @@ class ScriptObserver:
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._is_counting:
             return
-        self._classify(optimizer)
+        if isinstance(optimizer, LBFGS):
+            fill_history(optimizer)
+            self.notes["LBFGS"] = (
+                "LBFGS: its history is counted in full, with as many updates as history_size allows"
+            )
+        self._tensors.classify(optimizer, of_engine=self._has_engine)
         if self._in_engine:
             return
         self._stepping = False
@@ -637,62 +645,6 @@ class ScriptObserver:
         if optimizer is self._boundary() and self._started:
             self._end_step()
         self._begin("forward")
-
-    def _classify(self, optimizer: Optimizer) -> None:
-        """Classify the parameters of an optimizer that has stepped, their gradients and state."""
-        if isinstance(optimizer, LBFGS):
-            fill_history(optimizer)
-            self.notes["LBFGS"] = (
-                "LBFGS: its history is counted in full, with as many updates as history_size allows"
-            )
-        self._learn(parameters_of(optimizer))
-        self._classify_models()
-        self._classify_gradients()
-        for parameter, state in optimizer.state.items():
-            owner = self._parameters.get(id(parameter), (None, ""))[1]
-            self.recorder.classify(map(part_on_rank, tensors_in(state)), "optimizer_state", owner)
-
-    def _learn(self, parameters: Iterable[Tensor]) -> None:
-        """Learn parameters that no module has shown, such as those that never were unsharded."""
-        for parameter in parameters:
-            if self._know(parameter, ""):
-                self.recorder.classify((part_on_rank(parameter),), "parameter", "")
-
-    def _classify_models(self) -> None:
-        """Classify the models' tensors: the script may have converted them, or put others in their
-        place."""
-        for model in self.modules.models:
-            for module in model.modules():
-                owner = self.modules.path_of(module)
-                for parameter in own_parameters(module).values():
-                    if parameter is not None:
-                        self._know(parameter, owner)
-                        self.recorder.classify((part_on_rank(parameter),), "parameter", owner)
-                buffers = (
-                    part_on_rank(buffer)
-                    for buffer in own_buffers(module).values()
-                    if buffer is not None
-                )
-                self.recorder.classify(buffers, "buffer", owner)
-
-    def _know(self, parameter: Tensor, owner: str) -> bool:
-        """Record that ``parameter`` is on the GPU; return whether it was unknown.
-
-        The parameter is not kept alive, because the script may replace it.
-        """
-        known = self._parameters.get(id(parameter))
-        if known is not None and known[0]() is parameter:
-            return False
-        self._parameters[id(parameter)] = (weakref.ref(parameter), owner)
-        return True
-
-    def _classify_gradients(self) -> None:
-        for reference, owner in list(self._parameters.values()):
-            parameter = reference()
-            if parameter is None or parameter.grad is None:
-                continue
-            if not (self._has_engine and is_part(parameter.grad)):  # a view of an engine's bucket
-                self.recorder.classify((part_on_rank(parameter.grad),), "gradient", owner)
 
 
 def _counted(steps: int) -> str:
