@@ -1,10 +1,11 @@
-"""The card of a bundle: identity of the model, its training data, support, and calibration; read
-from JSON and checked."""
+"""The card of a bundle: identity of the model, its training data, support, and calibration.
+
+Its values are those of who made the bundle, as those of the graph are: checksums tell altered files.
+Checked is what another version or an incomplete card would get wrong.
+"""
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.errors import BundleError
-from gpumemnet.job.training_job import FAMILIES, NUMBER_FIELDS, OPTION_FIELDS
+from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.predict.features import FEATURE_NAMES, FEATURE_SCHEMA
 from gpumemnet.units import MIB
 
@@ -111,8 +112,7 @@ def parse_card(content: bytes, path: Path) -> BundleCard:
         BundleError: when the card is damaged, incomplete, or of another version.
     """
     try:
-        jiter.from_json(content)  # refuses half of a surrogate pair, and what is nested too deeply
-        document = json.loads(content, parse_int=_portable)
+        document = jiter.from_json(content)
     except ValueError as error:
         raise BundleError(f"{path}: no JSON that every library can read: {error}") from None
     if not isinstance(document, dict) or "format_version" not in document:
@@ -144,120 +144,38 @@ def parse_card(content: bytes, path: Path) -> BundleCard:
 
 def _card(document: Mapping[str, Any]) -> BundleCard:
     support, bounds = document["support"], document["conformal"]
-    coverages = _coverages(bounds["coverages"])
-    widenings = tuple(map(_number, bounds["widenings"]))
-    if len(widenings) != len(coverages) or min(widenings) < 0:
-        raise ValueError("the bounds need a widening of at least 0 for each coverage")
+    calibration = document.get("site_calibration")
     return BundleCard(
-        name=_text(document, "name"),
-        version=_text(document, "version"),
-        families=tuple(_texts(document["families"])),
-        encoder=_text(document, "encoder"),
-        label_source=_text(document["training_data"], "label_source"),
-        gpu=_text(document, "gpu"),
-        contexts={
-            gpu: _whole(amount, 0, MAX_SHIFT_BYTES) for gpu, amount in document["contexts"].items()
-        },
+        name=document["name"],
+        version=document["version"],
+        families=tuple(document["families"]),
+        encoder=document["encoder"],
+        label_source=document["training_data"]["label_source"],
+        gpu=document["gpu"],
+        contexts=document["contexts"],
         traced_peaks={
-            family: _traced_peak(part, len(coverages))
+            family: TracedPeakCalibration(
+                weights=tuple(part["weights"]),
+                log_scales=tuple(part["log_scales"]),
+                log_shift=part["log_shift"],
+                log_bounds=tuple(part["log_bounds"]),
+                options=_seen(part["options"]),
+            )
             for family, part in document["traced_peaks"].items()
         },
-        options=_options(support["options"]),
-        kinds=frozenset(_texts(support["kinds"])),
-        ranges=_ranges(support["ranges"]),
-        other_share=_number(support["other_share"]),
-        coverages=coverages,
-        widenings=widenings,
+        options=_seen(support["options"]),
+        kinds=frozenset(support["kinds"]),
+        ranges=_seen(support["ranges"]),
+        other_share=support["other_share"],
+        coverages=tuple(bounds["coverages"]),
+        widenings=tuple(bounds["widenings"]),
         document=document,
-        site_calibration=site_calibration_from_card(
-            document.get("site_calibration"), len(coverages)
-        ),
+        site_calibration=None if calibration is None else _site_calibration(calibration),
     )
 
 
-def _portable(digits: str) -> int:
-    """A whole number that every JSON library can write: the service's list of models contains the
-    whole card."""
-    return _whole(int(digits), -(2**63), 2**63 - 1)
-
-
-def _traced_peak(document: Any, levels: int) -> TracedPeakCalibration:
-    weights, log_scales, log_bounds = (
-        tuple(map(_number, document[name])) for name in ("weights", "log_scales", "log_bounds")
-    )
-    if (
-        not 0 < len(weights) == len(log_scales)
-        or min(weights + log_scales) <= 0
-        or abs(sum(weights) - 1.0) > 1e-6
-        or len(log_bounds) != levels
-    ):
-        raise ValueError(
-            "the calibration of the traced peak needs weights that sum to one, scales above zero, and a bound for each coverage"
-        )
-    return TracedPeakCalibration(
-        weights=weights,
-        log_scales=log_scales,
-        log_shift=_number(document["log_shift"]),
-        log_bounds=log_bounds,
-        options=_options(document["options"]),
-    )
-
-
-def _coverages(levels: Any) -> tuple[float, ...]:
-    coverages = tuple(map(_number, levels))
-    if (
-        not coverages
-        or coverages != tuple(sorted(set(coverages)))
-        or not 0.0 < coverages[0] <= coverages[-1] < 1.0
-    ):
-        raise ValueError("the coverages must rise between 0 and 1")
-    return coverages
-
-
-def _options(options: Any) -> dict[str, tuple[OptionValue, ...]]:
-    seen = {field: tuple(values) for field, values in options.items() if isinstance(values, list)}
-    if (
-        not seen
-        or seen.keys() != options.keys()
-        or not seen.keys() <= {*OPTION_FIELDS, *NUMBER_FIELDS}
-    ):
-        raise ValueError("the support's options must be lists of values of job fields")
-    if not all(
-        value is None or isinstance(value, str | bool | int)
-        for values in seen.values()
-        for value in values
-    ):
-        raise ValueError("the support's options must be plain values")
-    return seen
-
-
-def _ranges(document: Any) -> dict[str, tuple[float, float]]:
-    return {column: (_number(low), _number(high)) for column, (low, high) in document.items()}
-
-
-def _texts(values: Any) -> list[str]:
-    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise ValueError("the support's kinds must be a list of texts")
-    return values
-
-
-def _whole(value: object, least: int, most: int) -> int:
-    if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{value!r} is no whole number from {least} to {most}")
-    return value
-
-
-def _text(document: Mapping[str, Any], field: str) -> str:
-    value = document[field]
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"{field} must be text")
-    return value
-
-
-def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is no finite number")
-    return float(value)
+def _seen(values_of: Mapping[str, Any]) -> dict[str, Any]:
+    return {field: tuple(values) for field, values in values_of.items()}
 
 
 Array = NDArray[np.float64]
@@ -267,7 +185,6 @@ UNIT_COVERAGES: Final = (0.5, 0.9)
 UNIT_FLOOR_BYTES: Final = 2 * MIB
 """Smallest unit of spread: readings are whole MiB, so a spread is uncertain by 1 MiB on each
 side."""
-MAX_SHIFT_BYTES: Final = 2**41
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,39 +247,14 @@ def spread_unit(bounds_bytes: Array, levels: tuple[int, int]) -> Array:
     return unit
 
 
-def site_calibration_from_card(document: Any, levels: int) -> SiteCalibration | None:
-    """Reads the calibration from a card; ``None`` when it has none.
-
-    Raises:
-        KeyError, TypeError, ValueError: when the entry is not a valid calibration.
-    """
-    if document is None:
-        return None
-    multiples = tuple(None if value is None else _number(value) for value in document["multiples"])
-    carried = [value for value in multiples if value is not None]
-    largest = None if document["largest"] is None else _number(document["largest"])
-    if (
-        len(multiples) != levels
-        or carried != sorted(carried)
-        or (carried and (largest is None or largest < carried[-1]))
-    ):
-        raise ValueError(
-            "the site's calibration needs a multiple or null for each coverage, rising up to the largest"
-        )
-    if multiples[: len(carried)] != tuple(carried):
-        raise ValueError("the site's calibration carries a coverage but not a smaller one")
-    low, high = (_whole(level, 0, levels - 1) for level in document["unit_levels"])
-    amounts = {
-        name: _whole(document[name], -MAX_SHIFT_BYTES, MAX_SHIFT_BYTES)
-        for name in ("shift_bytes", "shift_bound_bytes", "context_bytes")
-        if name != "context_bytes" or document.get(name) is not None
-    }
-    if amounts["shift_bound_bytes"] < amounts["shift_bytes"]:
-        raise ValueError("the site's calibration bounds the shift below the shift")
+def _site_calibration(document: Mapping[str, Any]) -> SiteCalibration:
+    low, high = document["unit_levels"]
     return SiteCalibration(
-        gpu=_text(document, "gpu"),
-        multiples=multiples,
-        largest=largest,
+        gpu=document["gpu"],
+        shift_bytes=document["shift_bytes"],
+        shift_bound_bytes=document["shift_bound_bytes"],
+        multiples=tuple(document["multiples"]),
+        largest=document["largest"],
         unit_levels=(low, high),
-        **amounts,
+        context_bytes=document.get("context_bytes"),
     )

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpumemnet.errors import BundleError, DatasetError, InvalidJobError, InvalidRequestError
+from gpumemnet.errors import DatasetError, InvalidJobError, InvalidRequestError
 from gpumemnet.gpu import CONTEXT_GROWTH_BYTES
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.measurement import Measurement
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.bundle import Bundle, load_bundle, save_bundle, shipped_bundles
-from gpumemnet.predict.bundle_card import site_calibration_from_card
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.site.calibration import MIN_JOBS, Calibration, ModelCalibration, calibrate
 from gpumemnet.site.calibration_cards import calibrated_cards
@@ -381,46 +380,6 @@ def test_rows_that_cannot_carry_a_calibration(tmp_path: Path) -> None:
 def test_traced_labels_are_refused() -> None:
     with pytest.raises(DatasetError, match="traced labels, which are predictions themselves"):
         calibrate(read_site_rows([DATASETS / "traced_mlp_h200.parquet"]), MLPS)
-
-
-GOOD = {
-    "gpu": A100,
-    "shift_bytes": -5,
-    "shift_bound_bytes": 0,
-    "multiples": [0.1, 0.2, None],
-    "largest": 0.2,
-    "unit_levels": [0, 2],
-    "note": "what this version does not know",
-}
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"gpu": ""},
-        {"shift_bytes": 0.5},
-        {"shift_bytes": 2**60},
-        {"shift_bound_bytes": -6},
-        {"multiples": [0.1, 0.2]},
-        {"multiples": [0.2, 0.1, None]},
-        {"multiples": [0.1, None, 0.2]},
-        {"multiples": [0.1, float("nan"), None]},
-        {"largest": None},
-        {"largest": 0.1},
-        {"unit_levels": [0, 3]},
-        {"unit_levels": [0]},
-    ],
-)
-def test_no_card_with_a_calibration_that_cannot_be(changes: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises((KeyError, TypeError, ValueError)):
-        site_calibration_from_card({**GOOD, **changes}, 3)
-    if changes.get("multiples", [0.0])[-1] == 0.2:
-        with pytest.raises(BundleError, match="incomplete card"):
-            save_bundle(
-                tmp_path / "b",
-                shipped().model,
-                {**shipped().card.document, "site_calibration": {**GOOD, **changes}},
-            )
 
 
 # the command
