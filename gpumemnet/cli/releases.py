@@ -4,7 +4,6 @@ challenger."""
 from __future__ import annotations
 
 import getpass
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -101,7 +100,7 @@ def promote(
         str | None,
         typer.Argument(
             metavar="RELEASE",
-            help="Name of the release. Without it, --challenger removes the challenger, and --keep only deletes.",
+            help="Name of the release. Without it, --challenger removes the challenger.",
         ),
     ] = None,
     challenger: Annotated[
@@ -111,15 +110,6 @@ def promote(
             help="Make it challenger: it predicts beside the champion, and its predictions are only compared.",
         ),
     ] = False,
-    keep: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Afterwards delete all but the newest N releases, and bundles that no release holds; "
-            "champion, challenger and the previous champion stay.",
-        ),
-    ] = None,
     reason: Reason = "",
     as_json: AsJson = False,
 ) -> None:
@@ -129,12 +119,9 @@ def promote(
         aliases = store.set_challenger(release)
     elif release is not None:
         aliases = store.set_champion(release, by=_user(), reason=reason)
-    elif keep is not None:
-        aliases = store.aliases()
     else:
         raise RegistryError("name a release")
-    deleted = () if keep is None else store.prune(keep_releases=keep)
-    _print_aliases(aliases, as_json, deleted)
+    _print_aliases(aliases, as_json)
 
 
 @app.command("rollback")
@@ -143,10 +130,9 @@ def rollback(registry: Folder, reason: Reason = "", as_json: AsJson = False) -> 
     _print_aliases(existing_registry(registry).rollback(by=_user(), reason=reason), as_json)
 
 
-def _print_aliases(aliases: Aliases, as_json: bool, deleted: Sequence[str] = ()) -> None:
-    lines = [f"champion {aliases.champion}, challenger {aliases.challenger or 'none'}"]
-    lines += [f"deleted {name}" for name in deleted]
-    print_result({**asdict(aliases), "deleted": deleted}, "\n".join(lines), as_json=as_json)
+def _print_aliases(aliases: Aliases, as_json: bool) -> None:
+    line = f"champion {aliases.champion}, challenger {aliases.challenger or 'none'}"
+    print_result(asdict(aliases), line, as_json=as_json)
 
 
 def _user() -> str:

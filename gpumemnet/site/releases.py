@@ -327,33 +327,6 @@ class Registry:
             self.load(aliases.previous)
             return self._appoint(aliases, aliases.previous, by, reason, is_rollback=True)
 
-    def prune(self, keep_releases: int) -> tuple[str, ...]:
-        """Delete all but the newest ``keep_releases`` releases, champion, challenger and previous
-        champion, and the bundles that no release holds; returns what was deleted.
-
-        Raises:
-            RegistryError: when a release is damaged: nothing is deleted then.
-        """
-        with self._writing():
-            releases, aliases = self.releases()[1:], self.aliases()
-            old = {release.name for release in releases[: max(0, len(releases) - keep_releases)]}
-            gone = old - {aliases.champion, aliases.challenger, aliases.previous}
-            kept = {
-                sha256
-                for release in releases
-                if release.name not in gone
-                for sha256 in release.bundles
-            }
-            for name in sorted(gone):
-                self._release_file(name).unlink()
-            pruned = [
-                folder for folder in _entries(self.folder / "bundles") if folder.name not in kept
-            ]
-            for folder in pruned:
-                # first under another name, so that no reader finds half a bundle
-                shutil.rmtree(folder.rename(folder.with_name(STAGING_PREFIX + folder.name)))
-            return *sorted(gone), *sorted(folder.name for folder in pruned)
-
     def _appoint(
         self, aliases: Aliases, name: str, by: str, reason: str, *, is_rollback: bool = False
     ) -> Aliases:

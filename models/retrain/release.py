@@ -98,7 +98,7 @@ def _withdrawal_of(
             return change
         try:
             release = registry.release(change.champion)
-        except UnknownReleaseError:  # pruned
+        except UnknownReleaseError:  # deleted by hand
             continue
         if (
             release.parent == champion

@@ -48,7 +48,7 @@ def test_without_files_the_shipped_release_is_champion(registry: Registry) -> No
 
 @pytest.mark.parametrize(
     "command",
-    ["list", "promote --keep 2", "rollback", "promote shipped", "promote --challenger"],
+    ["list", "rollback", "promote shipped", "promote --challenger"],
 )
 def test_a_misspelt_folder_is_said_and_not_made(tmp_path: Path, command: str) -> None:
     for folder in (
@@ -202,21 +202,6 @@ def test_damaged_files_are_named(registry: Registry, tmp_path: Path, content: st
     ] == [True] * 2
 
 
-def test_prune_deletes_what_nothing_needs(registry: Registry, tmp_path: Path) -> None:
-    hashes = {name: add_release(registry, tmp_path, name) for name in ("r1", "r2", "r3", "r4")}
-    loose = registry.folder / "bundles" / ("0" * 64)
-    loose.mkdir()
-    for name in ("r1", "r2"):
-        registry.set_champion(name, by="", reason="")
-    assert registry.prune(keep_releases=9) == (loose.name,)
-    assert json.loads(
-        releases("promote", "--keep", "1", "--json", "--registry", registry.folder).stdout
-    )["deleted"] == ["r3", hashes["r3"]]
-    assert [release.name for release in registry.releases()] == [SHIPPED, "r1", "r2", "r4"]
-    assert problems(registry) == []
-    assert registry.rollback(by="", reason="").champion == "r1"
-
-
 def test_a_second_writer_waits_and_says_so_in_the_end(registry: Registry, tmp_path: Path) -> None:
     add_release(registry, tmp_path, "r1")
     impatient = Registry(registry.folder, lock_seconds=0.1)
@@ -267,7 +252,6 @@ WRITER = """
             registry.create_release(name, [source], note="x" * 500)
             registry.set_champion(name, by="writer", reason="")
             registry.set_challenger("shipped")
-            registry.prune(keep_releases=3)
 """
 
 
@@ -284,11 +268,7 @@ def test_a_killed_writer_leaves_a_registry_that_answers(registry: Registry, tmp_
         nonlocal reads
         while not done.is_set():
             try:
-                champion = registry.aliases().champion
-                try:
-                    registry.release(champion)
-                except UnknownReleaseError:  # pruned since: then it is champion no longer
-                    assert registry.aliases().champion != champion
+                registry.release(registry.aliases().champion)
                 reads += 1
             except Exception as error:
                 failures.append(repr(error))
