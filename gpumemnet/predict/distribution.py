@@ -28,7 +28,6 @@ from gpumemnet.units import GIB, MIB
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 
 _FEW_PAIRS: Final = 4096 if IS_COMPILED else 0
 """Up to this many pairs of a component and an edge, the compiled loop is faster than arrays; 0
@@ -36,19 +35,10 @@ without compiled code."""
 _PAIRS_AT_ONCE: Final = 2048
 """Pairs of a distribution and an edge in one step; arrays of more do not fit the processor's
 cache."""
-_PROBABILITIES_AT_ONCE: Final = 2**18
-"""Most bin probabilities held in memory when only the largest of each job is needed."""
 MOST_LOG_BYTES: Final = 700.0
 """Upper limit of log-bytes, so that the exponential stays finite."""
 _LEAST_SCALE: Final = 1e-300
 """Lower limit of a scale, so that dividing by it is safe."""
-_REACHES: Final = (0, 2, 12)
-"""Bins to each side of the guess that the search for the most probable bin tries, before it
-computes all bins."""
-_NEAR_TANGENTS: Final = 8192
-"""Number of edges, with all components at each, that fit the processor's cache."""
-_DOUBT: Final = 1e-4
-"""Float32 tolerance, in twice a probability, for naming one bin the largest."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,66 +107,6 @@ class MemoryDistribution:
                 "pk,pk->p", tangents, self.weights[own]
             )
         return answer
-
-    def most_probable_bins(self, log_inner_edges: Array, near: Indices) -> Indices:
-        """Index of the most probable bin of each job, the first one on a tie of
-        :meth:`bin_probabilities`; shape ``[B]``.
-
-        Most distributions span a few bins, so the search starts with the bins around a guess.  If
-        one of them is larger than each of the others, and than all probability outside, it is the
-        largest of all.
-
-        Args:
-            log_inner_edges: as for :meth:`bin_probabilities`.
-            near: a guess for each job, shape ``[B]``; a bad guess costs time and does not change
-                the answer.
-        """
-        answer = np.empty(len(near), dtype=np.int64)
-        left = np.arange(len(near))
-        edges = np.concatenate(((-np.inf,), log_inner_edges, (np.inf,)))
-        for reach in _REACHES:
-            width = 2 * reach + 1
-            if not len(left) or width >= len(edges) - 1:
-                break
-            step = _NEAR_TANGENTS // (width + 1)
-            doubtful = []
-            for at in range(0, len(left), step):
-                rows = left[at : at + step]
-                first = np.clip(near[rows] - reach, 0, len(edges) - 1 - width)
-                best, is_sure = self.take(rows)._outweighing(
-                    edges[first + np.arange(width + 1)[:, None]]
-                )
-                answer[rows] = first + best
-                doubtful.append(rows[~is_sure])
-            left = np.concatenate(doubtful)
-        step = max(1, _PROBABILITIES_AT_ONCE // len(edges))
-        for at in range(0, len(left), step):
-            rows = left[at : at + step]
-            answer[rows] = self.take(rows).bin_probabilities(log_inner_edges).argmax(axis=1)
-        return answer
-
-    def _outweighing(self, log_edges: Array) -> tuple[Indices, Flags]:
-        """The largest bin between each job's own edges, shape ``[E, B]``, and whether it is
-        certainly the largest of all."""
-        # Float32 is enough for differences from a nearby point; the logarithms themselves need
-        # float64.
-        middle = self.locations[:, 0].astype(np.float64)
-        edges = (log_edges - middle).astype(np.float32)
-        locations = (self.locations - middle[:, None]).astype(np.float32).T.copy()
-        tangents = edges - locations[:, None, :]
-        tangents *= (0.5 / self.scales).astype(np.float32).T.copy()[:, None, :]
-        np.tanh(tangents, out=tangents)
-        tangents *= self.weights.astype(np.float32).T.copy()[:, None, :]
-        doubled = tangents.sum(axis=0)
-        shares = doubled[1:] - doubled[:-1]
-        best = shares.argmax(axis=0)
-        largest = shares.max(axis=0) - _DOUBT
-        beyond = 2.0 - (doubled[-1] - doubled[0])
-        return best, (largest > beyond) & ((shares >= largest).sum(axis=0) == 1)
-
-    def take(self, rows: Indices) -> MemoryDistribution:
-        """The distributions of the given rows."""
-        return MemoryDistribution(self.weights[rows], self.locations[rows], self.scales[rows])
 
     def widened(self, factors: Array) -> MemoryDistribution:
         """Stretches each distribution around its centre by ``factors``, shape ``[B]``."""

@@ -314,13 +314,9 @@ class PredictionTable(Sequence[Prediction]):
 
     @property
     def bin_index(self) -> Indices:
-        """Index of the most probable bin of each job; the search starts at the expected bytes."""
-        if self._probabilities is not None:
-            indices: Indices = self._probabilities.argmax(axis=1)
-            return indices
-        return self._distribution.most_probable_bins(
-            self._log_edges, self.model.bins.index(self.expected_bytes.astype(np.float64))
-        )
+        """Index of the most probable bin of each job."""
+        indices: Indices = self.probabilities.argmax(axis=1)
+        return indices
 
     @property
     def probabilities(self) -> Array:
@@ -344,7 +340,7 @@ class PredictionTable(Sequence[Prediction]):
             "label_source": self.model.label_source,
             "model": {"name": self.model.name, "version": self.model.version},
         }
-        indices = self.probabilities.argmax(axis=1).tolist()
+        indices = self.bin_index.tolist()
         bounds_bytes = {index: bins.bounds_bytes(index) for index in set(indices)}
         amounts = (
             self.expected_bytes,
