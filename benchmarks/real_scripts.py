@@ -220,7 +220,7 @@ def run(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
             *(
                 ("--", *shlex.split(case.line))
                 if case.line
-                else ("--script", str(script), "--", *case.arguments)
+                else (str(script), "--", *case.arguments)
             ),
         ]
         environment = {"PYTHONPATH": str(STARTUP), **case.environment}

@@ -1,7 +1,7 @@
 """Trains a small language model, to be traced or run: a GPT of 124 million parameters on random
 tokens.
 
-``gpumemnet trace --script examples/train.py`` says what memory it takes; ``python
+``gpumemnet trace examples/train.py`` says what memory it takes; ``python
 examples/train.py`` needs a GPU.
 """
 

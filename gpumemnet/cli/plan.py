@@ -152,7 +152,7 @@ def plan(
     The step runs without a GPU and allocates nothing.  All times are modelled.  The exit code is 1
     if no plan fits.
     """
-    launch = launched(source, None, 1, context)
+    launch = launched(source, 1, context)
     model = source[0] if launch is None else launch.script
     check_plot(plot)
     if out is not None:

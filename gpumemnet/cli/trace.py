@@ -32,7 +32,6 @@ from gpumemnet.cli.options import (
     check_plot,
     device_profile,
     machine_option,
-    model_option,
     named_values,
     parse_memory,
     result_option,
@@ -94,17 +93,10 @@ def trace(
     source: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="FILE.py:FACTORY",
+            metavar="FILE.py:FACTORY|FILE.py",
             help="A function that returns a torch.nn.Module, (model, inputs) or (model, inputs, loss). "
-            "Or -- and the line that starts the training: torchrun --nproc-per-node 4 train.py, python -m, accelerate launch. "
-            "With --script: -- and the script's own arguments.",
-        ),
-    ] = None,
-    script: Annotated[
-        Path | None,
-        model_option(
-            metavar="FILE.py",
-            help="Run this training script, unmodified, on a simulated GPU, up to its second step.",
+            "Or a training script or notebook, which runs unmodified on a simulated GPU, -- and its own arguments. "
+            "Or -- and the line that starts the training: torchrun --nproc-per-node 4 train.py, python -m, accelerate launch.",
         ),
     ] = None,
     batch_size: BatchSize = None,
@@ -183,7 +175,7 @@ def trace(
     check_plot(plot)
     if out is not None:
         check_writable(out)
-    launch = launched(source or [], script, ranks, call, "fits", "out")
+    launch = launched(source or [], ranks, call, "fits", "out")
     device, allocator = device_profile(gpu, context_mib), parse_settings(allocator_conf)
     extras = ExtraResults(
         batches=_batches(batches),
@@ -258,7 +250,6 @@ def trace(
 
 def launched(
     words: Sequence[str],
-    script: Path | None,
     ranks: int,
     call: typer.Context,
     *of_factories: str,
@@ -267,7 +258,6 @@ def launched(
 
     Args:
         words: a factory, or a line.
-        script: a script that was named by itself.
         ranks: number of GPUs.
         call: the command line.
         *of_factories: further parameters that do not apply to scripts.
@@ -276,7 +266,7 @@ def launched(
         InvalidRequestError: when nothing or too much was named, or options say what the script says
             itself.
     """
-    if script is None and not is_launch(words):
+    if not is_launch(words):
         if len(words) != 1:
             raise InvalidRequestError(
                 "name one factory, such as train.py:build, or write -- python train.py", "source"
@@ -288,8 +278,6 @@ def launched(
                 "does not go with a script, which trains as it is written", name
             )
     given = ranks if is_given(call, "ranks") else None
-    if script is not None:
-        return Launch(str(script), arguments=tuple(words), ranks=given)
     launch = parse_launch(words, given)
     if None not in (given, launch.ranks) and given != launch.ranks:
         raise InvalidRequestError(

@@ -13,6 +13,8 @@ reader of a request are in one module, because they must agree.  The writer load
 from __future__ import annotations
 
 import ast
+import json
+import linecache
 import math
 import re
 import sys
@@ -42,6 +44,8 @@ _SPEC: Final = re.compile(
 )
 _DIMENSION_DIGITS: Final = 16
 _MISSING: Final = object()
+_OTHER_LANGUAGE: Final = re.compile(r"%%(?!time|capture)")
+_COMMAND: Final = re.compile(r"^(\s*)[!%].*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,18 +153,34 @@ def existing_file(path: str) -> Path:
 def compile_file(
     file: Path, change: Callable[[ast.Module], ast.Module] = lambda tree: tree
 ) -> CodeType:
-    """The code of ``file``, once ``change`` has changed it.
+    """The code of ``file``, a script or a notebook, once ``change`` has changed it.
 
     Raises:
         ExtractError: when the file cannot be read or is no Python.
     """
     try:
-        tree = change(ast.parse(file.read_bytes(), str(file)))
+        source = file.read_bytes()
+        if file.suffix == ".ipynb":
+            source = _notebook_code(source)
+            lines = source.decode().splitlines(keepends=True)
+            linecache.cache[str(file)] = (len(source), None, lines, str(file))
+        tree = change(ast.parse(source, str(file)))
         return compile(tree, str(file), "exec", dont_inherit=True)
     except OSError as error:
         raise ExtractError(f"{file.name} cannot be read: {error.strerror}") from error
     except (SyntaxError, ValueError) as error:
         raise ExtractError(f"{file.name} is no valid Python: {fault_sentence(error)}") from error
+
+
+def _notebook_code(document: bytes) -> bytes:
+    """The code of a Jupyter notebook's cells, without what only a notebook understands: commands
+    of IPython, and cells in other languages."""
+    lines: list[str] = []
+    for cell in json.loads(document).get("cells", ()):
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "code" and not _OTHER_LANGUAGE.match(source):
+            lines += [_COMMAND.sub(r"\1pass", line) for line in source.splitlines()]
+    return "\n".join(lines).encode()
 
 
 def load_module(file: Path, code: CodeType) -> ModuleType:

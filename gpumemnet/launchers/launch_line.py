@@ -24,8 +24,14 @@ _PYTHON: Final = re.compile(r"python(3(\.\d+)?)?")
 _VARIABLE: Final = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _TORCHRUN_MODULES: Final = ("torch.distributed.run", "torch.distributed.launch")
 _TORCHRUN_FLAGS: Final = frozenset({"standalone", "no-python", "module", "run-path", "use-env"})
-_PREFIXES: Final = ("srun", "nohup", "numactl")
-"""Programs that start the rest of a line as it is."""
+_PREFIXES: Final = frozenset(
+    {
+        *("srun", "nohup", "numactl", "uv", "poetry", "pixi", "pdm", "hatch", "pipenv", "rye"),
+        *("conda", "mamba", "micromamba", "jupyter"),
+    }
+)
+"""Programs that start the rest of a line, after options of their own."""
+_SCRIPTS: Final = (".py", ".ipynb")
 PROGRAMS_MODULE: Final = "gpumemnet.launchers.programs"
 _DEEPSPEED_FLAGS: Final = frozenset(
     {
@@ -61,7 +67,8 @@ def is_launch(words: Sequence[str]) -> bool:
     """Whether ``words`` are a line that starts a training, and not the name of a factory."""
     return bool(words) and (
         bool(_VARIABLE.fullmatch(words[0]))
-        or _launcher(words[0]) in (*_READERS, *_PREFIXES)
+        or _starts(words[0])
+        or _launcher(words[0]) in _PREFIXES
         or shutil.which(words[0]) is not None
     )
 
@@ -82,10 +89,12 @@ def parse_launch(words: Sequence[str], gpus: int | None = None) -> Launch:
         name, _, value = left.pop(0).partition("=")
         variables[name] = value
     if left and _launcher(left[0]) in _PREFIXES:
-        while left and _launcher(left[0]) not in _READERS:
+        while left and not _starts(left[0]):
             del left[0]
     if not left:
-        raise InvalidRequestError("the line starts no program", _FIELD)
+        raise InvalidRequestError("the line names no script and no launcher of one", _FIELD)
+    if left[0].endswith(_SCRIPTS):
+        left.insert(0, "python")
     launcher = _launcher(left[0])
     reader = _READERS.get(launcher)
     launch = _program(left) if reader is None else reader(left[1:], variables, gpus)
@@ -106,6 +115,11 @@ def _program(words: list[str]) -> Launch:
     if is_python:
         return Launch(file, arguments=tuple(words[1:]))
     return Launch(PROGRAMS_MODULE, True, tuple(words))
+
+
+def _starts(word: str) -> bool:
+    """Whether a word of a line is a launcher or a script."""
+    return word.endswith(_SCRIPTS) or _launcher(word) in _READERS
 
 
 def _launcher(word: str) -> str:

@@ -119,7 +119,7 @@ PYTHON_CASES: dict[str, Case] = {
     },
 }
 COMMAND_CASES: dict[str, list[str]] = {
-    "script": ["--script", str(example("scripts/mixed.py")), "--gpu", "T4"],
+    "script": [str(example("scripts/mixed.py")), "--gpu", "T4"],
     "replicas": [
         *(
             f"{example('gpt2.py')}:build",

@@ -227,7 +227,6 @@ def trace(script: object, *arguments: object) -> dict[str, Any]:
         "-m",
         "gpumemnet",
         "trace",
-        "--script",
         script,
         "--gpu",
         "H200",

@@ -149,12 +149,15 @@ def test_what_cannot_be_traced_is_one_sentence_and_exit_code_2(
     assert shown.err.count("\n") == 1
 
 
-def test_a_script_gets_its_own_arguments(capfd: pytest.CaptureFixture[str]) -> None:
-    script = f"{EXAMPLES}/scripts/plain.py"
-    assert (
-        main(["trace", "--script", script, "--gpu", "T4", "--json", "--", "--batch-size", "16"])
-        == 0
-    )
+def test_a_notebook_gets_its_own_arguments(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sources = ["%%bash\nls", "%%time\n!ls", Path(f"{EXAMPLES}/scripts/plain.py").read_text()]
+    cells = [{"cell_type": "code", "source": each.splitlines(keepends=True)} for each in sources]
+    notebook = tmp_path / "plain.ipynb"
+    notebook.write_text(json.dumps({"cells": [{"cell_type": "markdown", "source": []}, *cells]}))
+    line = ["trace", str(notebook), "--gpu", "T4", "--json", "--", "--batch-size", "16"]
+    assert main(line) == 0
     shown = capfd.readouterr()
     assert shown.err == ""
     answer = answer_from_dict(json.loads(shown.out))
@@ -267,7 +270,7 @@ def test_a_script_that_ends_too_early_is_quoted(
         "import argparse\nprint('reads its arguments')\nparser = argparse.ArgumentParser()\n"
         "parser.add_argument('--data', required=True)\nparser.parse_args()\n"
     )
-    assert main(["trace", "--script", str(script)]) == 2
+    assert main(["trace", str(script)]) == 2
     said = capfd.readouterr().err
     assert f"error: {script}: the script ended before anything was on the GPU" in said
     assert said.endswith(

@@ -16,6 +16,7 @@ from gpumemnet.tracing import trace_script
     ("line", "launch"),
     [
         ("python train.py --lr 1e-4", Launch("train.py", arguments=("--lr", "1e-4"))),
+        ("uv run --with x train.py 1", Launch("train.py", arguments=("1",))),
         ("python3.11 -u -m pkg.train 8", Launch("pkg.train", True, ("8",))),
         (
             "torchrun --nproc-per-node 4 train.py --lr 1e-4",
