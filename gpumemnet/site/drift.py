@@ -2,7 +2,7 @@
 than predicted.
 
 Four things are tested for every family and GPU with enough jobs: the error, the coverage of the
-safe bytes, the share of jobs outside the support, and the distribution of every feature and option.
+safe bytes, the share of jobs outside the support, and the distribution of every amount.
 Something counts as drift when it is both too unlikely to be chance, corrected for the number of
 tests, and large enough to matter: among many jobs some test always finds a difference.
 """
@@ -24,7 +24,7 @@ from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import InvalidRequestError, MissingExtraError, UnsupportedJobError
 from gpumemnet.gpu import GENERIC_BLAS_WORKSPACE_BYTES, known_profile
 from gpumemnet.job.job_table import JobTable
-from gpumemnet.job.training_job import FAMILIES, OPTION_FIELDS
+from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.physics.replicas import WITH_OTHERS
 from gpumemnet.predict.conformal import binomial_tail, bounds_kept
 from gpumemnet.predict.features import FEATURE_NAMES, feature_matrix
@@ -55,10 +55,6 @@ AMOUNTS: Final = (
     *("input_bytes", "activation_bytes"),
 )
 """Feature columns that totals give and that do not depend on the GPU."""
-OPTIONS: Final = (
-    *("optimizer", "optimizer_implementation", "precision", "checkpointing", "attention_kernel"),
-    *("channels_last", "cudnn_benchmark", "gradient_accumulation"),
-)
 QUANTILES: Final = 65
 
 
@@ -69,8 +65,7 @@ class Finding:
     Attributes:
         kind: one of :data:`KINDS`.
         family, gpu: of the jobs; the GPU is ``None`` where only jobs are known.
-        name: what was tested: ``median``, ``safe bytes``, ``outside the support``, a feature, or an
-            option and its value.
+        name: what was tested: ``median``, ``safe bytes``, ``outside the support``, or a feature.
         jobs: number of jobs tested.
         effect: how far it is off: share of the median, of jobs, or the distance of two
             distributions.
@@ -247,9 +242,11 @@ def _support(predicted: PredictionTable) -> Finding:
 
 
 def _features(jobs: JobTable, reference: Mapping[str, Any]) -> Iterator[Finding]:
-    """Kolmogorov-Smirnov test of each amount, and Fisher's exact test of the share of each option
-    and layer kind, against a :func:`training_reference`."""
-    trained, quantiles_of, options = (reference[name] for name in ("rows", "quantiles", "options"))
+    """Kolmogorov-Smirnov test of each amount against a :func:`training_reference`.
+
+    New options and layer kinds lie outside the support.
+    """
+    trained, quantiles_of = reference["rows"], reference["quantiles"]
     for name, values in _job_amounts(jobs).items():
         if name not in quantiles_of:
             continue  # the card is older than the column
@@ -263,61 +260,18 @@ def _features(jobs: JobTable, reference: Mapping[str, Any]) -> Iterator[Finding]
         yield Finding(
             "features", name, len(jobs), distance, DISTANCE_MATTERS, probability, sentence
         )
-    for field in OPTIONS:
-        if field in options:
-            yield from _shares(
-                field, _option_counts(jobs, field), len(jobs), options[field], trained
-            )
-    layered = int((jobs.layer_counts > 0).sum())
-    if layered >= MIN_JOBS and reference["rows_with_layers"]:
-        yield from _shares(
-            "layers of kind",
-            _kind_counts(jobs),
-            layered,
-            reference["kinds"],
-            reference["rows_with_layers"],
-        )
-
-
-def _shares(
-    field: str, counts: Mapping[str, int], jobs: int, trained: Mapping[str, int], of_trained: int
-) -> Iterator[Finding]:
-    for value in sorted({*counts, *trained}):
-        now, then = counts.get(value, 0), trained.get(value, 0)
-        if now == jobs and then == of_trained:
-            continue  # nothing could have come out otherwise
-        effect = abs(now / jobs - then / of_trained)
-        sentence = (
-            f"{field} {value}: {now / jobs:.0%} of the jobs, in training {then / of_trained:.0%}"
-        )
-        yield Finding(
-            "features",
-            f"{field} {value}",
-            jobs,
-            effect,
-            DISTANCE_MATTERS,
-            float(stats.fisher_exact([[now, jobs - now], [then, of_trained - then]]).pvalue),
-            sentence,
-        )
 
 
 def training_reference(jobs: JobTable) -> dict[str, Any]:
     """A summary of the jobs of one family that a model was trained on, for ``reference`` in its
-    card: some 10 KB of JSON.
-
-    ``quantiles`` holds evenly spaced quantiles of each amount, ``options`` and ``kinds`` the
-    number of jobs with each value and layer kind.
-    """
+    card: their number, and evenly spaced quantiles of each amount."""
     steps = np.linspace(0.0, 1.0, QUANTILES)
     return {
         "rows": len(jobs),
-        "rows_with_layers": int((jobs.layer_counts > 0).sum()),
         "quantiles": {
             name: np.quantile(values, steps, method="inverted_cdf").tolist()
             for name, values in _job_amounts(jobs).items()
         },
-        "options": {field: _option_counts(jobs, field) for field in OPTIONS},
-        "kinds": _kind_counts(jobs),
     }
 
 
@@ -325,19 +279,6 @@ def _job_amounts(table: JobTable) -> dict[str, NDArray[np.float64]]:
     """The columns :data:`AMOUNTS` of ``B`` jobs, shape ``[B]`` each."""
     features = feature_matrix(table, GENERIC_BLAS_WORKSPACE_BYTES)
     return {name: features[:, FEATURE_NAMES.index(name)] for name in AMOUNTS}
-
-
-def _option_counts(table: JobTable, field: str) -> dict[str, int]:
-    """Value of the field, as text → number of jobs with it."""
-    is_option = field in OPTION_FIELDS
-    values = table.option_column(field) if is_option else table.column(field).astype(np.int64)
-    return dict(sorted(Counter(map(str, values)).items()))
-
-
-def _kind_counts(table: JobTable) -> dict[str, int]:
-    """Layer kind → number of jobs with a layer of it."""
-    pairs = np.unique(np.stack((table.layer_owners, table.layer_kinds)), axis=1)
-    return dict(sorted(Counter(table.kind_names[kind] for kind in pairs[1].tolist()).items()))
 
 
 def write_drift_metrics(path: Path, report: DriftReport) -> None:

@@ -129,17 +129,13 @@ def test_only_the_newest_jobs_count() -> None:
     assert report_of(replace(rows, observed_at=-rows.observed_at)).causes
 
 
-def test_new_layer_kinds_and_options_are_outside_the_support() -> None:
+def test_new_layer_kinds_are_outside_the_support() -> None:
     jobs = jobs_of()
     odd = [replace(job, layers=(*job.layers, Layer("fancy_norm", 64, 64)), total_activations=None, total_parameters=None,
                    trainable_parameters=None) for job in jobs[:40]]  # fmt: skip
     report = report_of(SiteRows.from_columns([*odd, *jobs[40:]]))
-    assert {"support", "features"} <= causes(report)
+    assert "support" in causes(report)
     assert "fancy_norm" in next(one.sentence for one in report.causes if one.kind == "support")
-    assert any(one.name == "layers of kind fancy_norm" for one in report.causes)
-    report = report_of(SiteRows.from_columns([replace(job, precision="bf16") for job in jobs]))
-    assert causes(report) == {"features"}
-    assert {"precision bf16", "precision fp32"} <= {one.name for one in report.causes}
 
 
 def test_larger_batches_are_drift_of_features() -> None:
@@ -197,9 +193,9 @@ def test_the_summary_in_a_card(tmp_path: Path) -> None:
     report = find_drift(rows, newer)
     assert causes(report) == {"features"}
     assert report.findings == report_of(rows).findings
-    older = {**document, "quantiles": {}, "options": {}}
+    older = {**document, "quantiles": {}}
     compared = find_drift(rows, replace_reference(older, tmp_path / "older")).findings
-    assert {one.name.split()[0] for one in compared if one.kind == "features"} == {"layers"}
+    assert not any(one.kind == "features" for one in compared)
 
 
 def replace_reference(reference: dict[str, Any], folder: Path) -> Predictor:
@@ -225,7 +221,7 @@ def test_exit_codes_for_cron(tmp_path: Path) -> None:
     document = json.loads(loud.stdout)
     assert document["drift"] is True
     assert {cause["kind"] for cause in document["causes"]} == {"error", "coverage"}
-    assert document["tests"] == len(document["findings"]) > 20
+    assert document["tests"] == len(document["findings"]) > 10
     for_people = drift(bad)
     assert for_people.returncode == 10
     for words in (
@@ -254,7 +250,8 @@ def test_observations_and_plain_jobs_as_files(tmp_path: Path) -> None:
     jobs = tmp_path / "jobs.jsonl"
     jobs.write_text("".join(json.dumps(job_to_dict(job)) + "\n" for job in jobs_of(50)))
     assert drift(jobs, "--bundle", bundle().source).returncode == 0
-    write_jobs(tmp_path / "jobs.parquet", [replace(job, precision="bf16") for job in jobs_of(50)])
+    larger = [replace(job, batch_size=min(1000, 3 * job.batch_size)) for job in jobs_of(100)]
+    write_jobs(tmp_path / "jobs.parquet", larger)
     assert np.isnan(read_site_rows([tmp_path / "jobs.parquet"]).label_bytes).all()
     assert drift(tmp_path / "jobs.parquet", "--bundle", Path(bundle().source)).returncode == 10
 
