@@ -44,7 +44,7 @@ from gpumemnet.tracing.operators import library_workspaces  # noqa: E402
 from gpumemnet.tracing.operators.rules import Platform, Scratch, with_cudnn  # noqa: E402
 from research.traces.labels import subject, traced_run  # noqa: E402
 
-FAMILIES = ("mlp", "cnn", "transformer", "zoo")
+FAMILIES = ("mlp", "cnn", "transformer")
 GPU = "H200"
 PEAKS = ("requested", "allocated", "reserved")
 
@@ -61,8 +61,8 @@ def main() -> None:
         "--families",
         nargs="+",
         choices=FAMILIES,
-        default=list(FAMILIES[:3]),
-        help="zoo needs torchvision and others",
+        default=list(FAMILIES),
+        help="kinds of networks",
     )
     parser.add_argument(
         "--cudnn",

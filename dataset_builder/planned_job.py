@@ -195,7 +195,7 @@ def unextracted_job(planned: PlannedJob) -> TrainingJob:
     sizes = family(planned.family).rough_sizes(planned.architecture)
     trainable = int(sizes.parameters * (1 - options.pop("frozen_share")))
     return TrainingJob(
-        family="cnn" if planned.family == "zoo" else planned.family,
+        family=planned.family,
         input_elements=_input_elements(planned),
         total_parameters=int(sizes.parameters),
         total_activations=int(sizes.activations),

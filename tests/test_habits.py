@@ -36,7 +36,7 @@ NEEDS_MORE = (
         ("gpumemnet/site/drift.py", "tests/gpumemnet/site"),
         ("service/api/operations.py", "tests/service/api"),
         ("service/settings.py", "tests/service/test_settings.py"),
-        ("dataset_builder/families/zoo.py", "tests/dataset_builder/families"),
+        ("dataset_builder/families/mlp.py", "tests/dataset_builder/families"),
         ("tests/models/training/test_data.py", "tests/models/training/test_data.py"),
         ("tests/sites.py", "tests/gpumemnet/site/test_calibration.py"),
         ("benchmarks/cuda_code.py", "tests/research/traces/test_cuda_code.py"),

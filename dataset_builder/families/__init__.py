@@ -24,7 +24,7 @@ from gpumemnet.job.training_job import TrainingJob
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-FAMILY_NAMES: Final = ("mlp", "cnn", "transformer", "zoo")
+FAMILY_NAMES: Final = ("mlp", "cnn", "transformer")
 _SAMPLES: Final = 2
 """Batch size of an extraction: batch norm does not accept a single sample."""
 
@@ -239,7 +239,7 @@ def extracted_job(family_name: str, architecture: Any) -> TrainingJob:
         layers += [layer for layer, _ in group] * repeats.get(path, 1)
     return replace(
         extraction.job,
-        family=extraction.job.family if family_name == "zoo" else family_name,
+        family=family_name,
         layers=tuple(layers),
         attention_kernel=kernel,
         total_activations=None,

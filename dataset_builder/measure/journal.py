@@ -161,8 +161,7 @@ def _extract(row: Measurement) -> TrainingJob:
     assert row.architecture is not None
     assert row.options is not None
     architecture, options = json.loads(row.architecture), json.loads(row.options)
-    name = "zoo" if "model" in architecture else row.job.family
-    document = {"family": name, "architecture": architecture, "options": options}
+    document = {"family": row.job.family, "architecture": architecture, "options": options}
     return training_job(parse_planned(document))
 
 

@@ -78,7 +78,7 @@ def subject(measurement: Measurement, device: DeviceProfile) -> Subject:
 def _measured(measurement: Measurement, device: DeviceProfile) -> Subject:
     """Subject of a row that the builder measured or traced."""
     document = json.loads(measurement.architecture)
-    name = "zoo" if "model" in document else measurement.job.family
+    name = measurement.job.family
     planned = PlannedJob(
         name, parse_architecture(name, document), parse_options(json.loads(measurement.options))
     )
