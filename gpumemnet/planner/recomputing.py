@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import random
 import sys
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -241,10 +240,6 @@ def _check_unit(module: nn.Module, name: str, decisions: Mapping[str, Decision])
 _OF_CACHE: Final = ("update", "get_seq_length")
 """Methods of the caches of keys and values of Hugging Face's models, which they fill in training,
 too."""
-_PLAIN: Final = (int, float, complex, bool, str, bytes, type(None))
-_MOST_ENTRIES: Final = 256
-"""Longer lists and dicts are compared by their first entries and their length."""
-_DEPTH: Final = 3
 _TOLERANCE: Final = 1e-3
 """Share of the largest gradient by which two backward passes may differ: kernels that add up in
 another order in each run do."""
@@ -312,41 +307,18 @@ def _check_arguments(name: str, arguments: tuple[tuple[object, ...], Mapping[str
 
 
 def _state(module: nn.Module) -> dict[str, Any]:
-    """Return what a forward pass could change: buffers but those of normalizations, attributes of
-    every module, and the random numbers of Python and NumPy."""
+    """Return what a forward pass could change: buffers but those of normalizations, and the random
+    numbers of Python and NumPy."""
     state: dict[str, Any] = {"random numbers of Python": random.getstate()}
     if "numpy" in sys.modules:
         kind, keys, *rest = sys.modules["numpy"].random.get_state()
         state["random numbers of NumPy"] = (kind, keys.tobytes(), *rest)
     for name, part in module.named_modules():
-        prefix = f"{name}." if name else ""
         if not isinstance(part, NORMALIZATIONS):
             for key, buffer in own_buffers(part).items():
-                state[prefix + key] = _seen(buffer, 0)
-        for key, value in vars(part).items():
-            if key not in _MODULES_OWN:
-                state[prefix + key] = _seen(value, _DEPTH)
+                path = f"{name}.{key}" if name else key
+                state[path] = id(buffer), None if buffer is None else version(buffer)
     return state
-
-
-_MODULES_OWN: Final = frozenset({*vars(nn.Module()), "forward"})
-"""Attributes that every module has: buffers are looked at, hooks are not."""
-
-
-def _seen(value: object, depth: int) -> object:
-    """Return what is equal as long as ``value`` is not changed."""
-    if isinstance(value, Tensor):
-        return id(value), version(value)
-    if isinstance(value, random.Random):
-        return value.getstate()
-    if isinstance(value, torch.Generator):
-        return value.get_state().numpy().tobytes()
-    if isinstance(value, dict) and depth:
-        entries = list(value.items())[:_MOST_ENTRIES]
-        return len(value), tuple((repr(key), _seen(entry, depth - 1)) for key, entry in entries)
-    if isinstance(value, list | tuple | set | deque) and depth:
-        return len(value), tuple(_seen(entry, depth - 1) for entry in list(value)[:_MOST_ENTRIES])
-    return value if isinstance(value, _PLAIN) else id(value)
 
 
 def has_values(module: nn.Module, arguments: object) -> bool:

@@ -2,8 +2,7 @@
 cannot be true.
 
 A row is refused if its numbers contradict physics or each other
-(:mod:`gpumemnet.site.implausible_rows`, :func:`swapped_rows`).  If a file has many such rows of a
-family, the whole family of that file is refused.  So it is if all its labels are in another unit.
+(:mod:`gpumemnet.site.implausible_rows`).
 
 Three kinds of rows are told apart.  Architectures that the hash of their key chooses are held out:
 always and on every machine, so no retraining trains on them.  The newest observations are for
@@ -45,8 +44,6 @@ REFUSING_RULES: Final = frozenset(
 )
 """Rules of :mod:`gpumemnet.site.implausible_rows` that refuse a row.  ``below-floor`` is not
 among them, as it compares a row with others and would refuse the smallest jobs."""
-MOST_REFUSED: Final = 0.1
-"""Share of refused rows above which the other rows of that file and family are refused too."""
 HELD_OUT_SHARE: Final = 0.15
 HELD_OUT_RULE: Final = f"sha256('held-out/1 ' + architecture_key) < {HELD_OUT_SHARE:g}"
 """The rule as cards state it; a bundle with another rule, or none, may have been trained on these
@@ -212,34 +209,21 @@ def _identities(rows: Dataset) -> list[object]:
 
 def _plausible_rows(rows: Dataset) -> tuple[Dataset, Counter[str]]:
     """The rows that can be true and trained on, and the number of the others for each reason."""
-    families = rows.jobs.option_column("family")
-    status = rows.words("status")
-    reasons: Counter[str] = Counter()
-    is_kept = np.ones(len(rows), dtype=np.bool_)
-    rules = np.full(len(rows), "", dtype=object)
+    status, families = rows.words("status"), rows.jobs.option_column("family")
+    reasons = np.full(len(rows), "", dtype=object)
     for finding in reversed(implausible_rows(rows)):
         if finding.rule in REFUSING_RULES:
-            rules[finding.row - 1] = finding.rule
+            reasons[finding.row - 1] = finding.rule
     for reason, is_left_out in (
-        ("real models, which are for testing only", rows.words("recipe") == ZOO),
-        ("neither finished nor out of memory", ~np.isin(status, ("ok", "oom"))),
-        (WITH_OTHERS, rows.jobs.column("ranks") > 1),
         ("the label may be cuDNN's search, not the steady state", ~is_usable(rows)),
+        (WITH_OTHERS, rows.jobs.column("ranks") > 1),
+        ("neither finished nor out of memory", ~np.isin(status, ("ok", "oom"))),
+        ("real models, which are for testing only", rows.words("recipe") == ZOO),
     ):
-        for family, count in Counter(families[is_kept & is_left_out].tolist()).items():
-            reasons[f"{family}: {reason}"] += count
-        is_kept &= ~is_left_out
-    for family in dict.fromkeys(families.tolist()):
-        own = is_kept & (families == family)
-        refused = Counter(rules[own & (rules != "")].tolist())
-        reasons += Counter({f"{family}: {rule}": count for rule, count in refused.items()})
-        is_kept &= ~own | (rules == "")
-        if refused.total() > MOST_REFUSED * own.sum():
-            share = f"{refused.total()} of {own.sum()} rows cannot be true"
-            reason = f"{family}: {share} ({', '.join(sorted(refused))}), so the others are not trusted either"
-            reasons += Counter({reason: int((own & is_kept).sum())})
-            is_kept &= ~own
-    return rows.take(np.flatnonzero(is_kept)), reasons
+        reasons[is_left_out] = reason
+    pairs = zip(families.tolist(), reasons.tolist(), strict=True)
+    counts = Counter(f"{family}: {reason}" for family, reason in pairs if reason)
+    return rows.take(np.flatnonzero(reasons == "")), counts
 
 
 def _observation_times(rows: Dataset) -> Array:

@@ -40,20 +40,12 @@ def scaled(change: Callable[[Any], Any]) -> nn.Module:
 
     layer = Scaled(4, 4)
     layer.register_buffer("mean", torch.zeros(4))
-    vars(layer).update(total=torch.zeros(4), counts=[0], seen={"passes": 0})
     return layer
-
-
-def counted(key: object, numbers: Any) -> None:
-    numbers[key] += 1
 
 
 CALLS = count(1)
 STATES: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "a buffer": (lambda layer: layer.mean.add_(1), r"\(layers.0.mean\)"),
-    "a tensor": (lambda layer: layer.total.add_(1), r"\(layers.0.total\)"),
-    "a list": (lambda layer: counted(0, layer.counts), r"\(layers.0.counts\)"),
-    "a dict": (lambda layer: counted("passes", layer.seen), r"\(layers.0.seen\)"),
     "Python": (lambda layer: random.random(), "random numbers of Python"),
     "NumPy": (lambda layer: numpy.random.rand(), "random numbers of NumPy"),  # noqa: NPY002
 }

@@ -59,13 +59,6 @@ def test_a_file_with_mib_for_bytes_is_refused(tmp_path: Path) -> None:
     assert "mib.parquet: 60: mlp: below-weights" in refused(*found.refusals)
 
 
-def test_a_tenth_of_impossible_rows_excludes_the_others(tmp_path: Path) -> None:
-    rows = measured(ROWS, 1)
-    rows[:8] = [relabelled(one, 100.0) for one in rows[:8]]
-    with pytest.raises(DatasetError, match="no row to learn from"):
-        collect([dataset(tmp_path / "a.parquet", rows)])
-
-
 def test_real_models_and_failures_are_left_out(tmp_path: Path) -> None:
     rows = measured(ROWS, 1)
     rows[0] = replace(rows[0], recipe="zoo")
