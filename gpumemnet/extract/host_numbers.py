@@ -108,7 +108,9 @@ class HostNumbers:
                 self.forget(each)
             return
         for each, found in zip(made, tree_leaves(numbers), strict=False):
-            if not self._has(each):
+            if each.shape != found.shape:  # such as what batch norm saves in evaluation
+                self.forget(each)
+            elif not self._has(each):
                 self.keep(each, found)
 
     def _has(self, tensor: Tensor) -> bool:

@@ -35,6 +35,7 @@ from gpumemnet.torch_private.names import (
     running_node_number,
     schema,
     storage_id,
+    storage_of,
     without_function_modes,
 )
 from gpumemnet.tracing.operators.elementwise import LayoutRule, layout_rule
@@ -221,7 +222,7 @@ class Recorder(DispatchMode):
         """Record that the model's code requests ``tensor`` on the GPU; see
         :func:`gpumemnet.extract.placement.placement`."""
         if self._phases and not self._is_closed and storage_id(tensor) not in self._live:
-            self._allocated(tensor.untyped_storage(), operator, self._modules.path)
+            self._allocated(storage_of(tensor), operator, self._modules.path)
 
     def now(self) -> int:
         """Return the number of events so far, for :meth:`arrived`."""

@@ -28,7 +28,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from gpumemnet.errors import ExtractError
 from gpumemnet.extract.host_numbers import MOST_NUMBERS, HostNumbers
-from gpumemnet.extract.known_layouts import meta_like
+from gpumemnet.extract.known_layouts import argument_tensors, meta_like
 from gpumemnet.extract.module_calls import keeps_values, map_tensors
 from gpumemnet.extract.placement import (
     CONSTANTS,
@@ -45,6 +45,7 @@ from gpumemnet.physics.element_types import IMAGE_DIMENSIONS
 from gpumemnet.torch_private import script as names
 from gpumemnet.torch_private.compiler import COMPILE, MODULE_COMPILE
 from gpumemnet.torch_private.names import (
+    dense_parts,
     id_of_storage,
     is_sparse,
     own_buffers,
@@ -139,6 +140,8 @@ class GpuRequests(TorchFunctionMode):
         named = dict(kwargs or {})
         given = args[0] if args and isinstance(args[0], Tensor) else None
         if given is not None:
+            if func is Tensor.type_as:
+                func = Tensor.to
             if func is Tensor.to or func is Tensor.cuda or func is Tensor.cpu:
                 return self._move(func, given, args[1:], named)
             if func is Tensor.share_memory_ and (
@@ -235,6 +238,8 @@ class GpuRequests(TorchFunctionMode):
             if dtype.is_floating_point:
                 return self._on_host(partial(func, *args, **{**named, "device": _META}))
         result = func(*args, **named)
+        if device is None:
+            self._follow_arguments(func, args, named, result)
         if given is not None:
             self._observer.stays_deferred(given, result)
             if func in _NEW and result.is_meta and result.numel() <= MOST_NUMBERS:
@@ -246,6 +251,22 @@ class GpuRequests(TorchFunctionMode):
         if args:
             self._values.learn(func, args, result)
         return result
+
+    def _follow_arguments(
+        self, func: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any], result: object
+    ) -> None:
+        """A function of a tensor on the GPU returns tensors there: PyTorch allocates some of them
+        within the function, on the device that this tensor has in the trace."""
+        made = argument_tensors((result,), {})
+        if not made or any(self._observer.device_of(each) == GPU for each in made):
+            return
+        given = argument_tensors(args, named)
+        devices = {each.device for each in given if self._observer.device_of(each) == GPU}
+        if devices:
+            own = {storage_id(part) for each in given for part in dense_parts(each)}
+            for each in made:  # but a view, or what was written into, stays
+                if each.device in devices and own.isdisjoint(map(storage_id, dense_parts(each))):
+                    self._observer.arrived(each, _name_of(func))
 
     def _set_data(self, tensor: Tensor, data: Tensor) -> None:
         """Run ``tensor.data = data`` where one of them is a meta tensor: both are then."""

@@ -272,11 +272,7 @@ class ScriptObserver:
         """The device of a tensor, meta or real: a meta tensor that is not on the GPU stands for a
         weight on the host."""
         if not tensor.is_meta:
-            return (
-                _GPU
-                if tensor.layout == torch.strided and self.recorder.holds(part_on_rank(tensor))
-                else tensor.device
-            )
+            return _GPU if self.recorder.holds(part_on_rank(tensor)) else tensor.device
         held = part_on_rank(tensor)
         if self.recorder.holds(held):
             return _GPU

@@ -292,7 +292,7 @@ class ReadValues(MissingValues):
                 moved = torch.empty(picks.shape, device="meta").movedim(dim, -1)
                 numbers = numbers.view(moved.shape).movedim(-1, dim)
             real = torch.empty_strided(picks.size(), picks.stride(), dtype=picks.dtype)
-            real.copy_(numbers.view(picks.shape) if is_removed else numbers)
+            real.copy_(numbers.view(picks.shape) if is_removed or not picks.ndim else numbers)
         self.note(
             f"{operator_name(operator)} was taken to pick all", f" {candidates:,} equally often"
         )
@@ -341,7 +341,7 @@ class ReadValues(MissingValues):
         elif func in _ADDS and type(args[-1]) is int and not last.is_floating_point():
             self._counts[last] = self._counts.get(args[0], 0) + args[-1]  # the end of a slice, say
         if func in _SOFTMAX and last.ndim:
-            self._shares[last] = 1 / last.shape[-1]
+            self._shares[last] = 1 / max(last.shape[-1], 1)
         elif self._shares and func in _KEEPS_COUNT:
             share = self._shares.get(args[0][0] if given is None else given)
             if share is not None:

@@ -22,6 +22,9 @@ assert (open.__name__, print.__name__) == ("open", "print")
 model = nn.Linear(256, 256).cuda()
 nn.Linear(16384, 16384).to("meta")
 bits = nn.Parameter(torch.zeros(4, dtype=torch.uint8, device="cuda"), requires_grad=False)
+padded = nn.utils.rnn.pad_sequence([model.bias, model.bias[:9]]).is_cuda
+assert padded and torch.ones(2).type_as(model.bias).is_cuda and nn.functional.one_hot(bits.long()).is_cuda
+nn.BatchNorm1d(4, affine=False).cuda().eval()(torch.ones(2, 4).cuda())
 optimizer = torch.optim.SGD([*model.parameters(), bits], lr=0.1)
 def block(mib): return torch.zeros(mib * 2**18, device="cuda")
 total, best = 0.0, 1e9
