@@ -36,7 +36,6 @@ if TYPE_CHECKING:
         feature_matrix,
         layer_sequence,
     )
-    from gpumemnet.predict.gpu_fit import RayResources, ray_resources
     from gpumemnet.predict.prediction import (
         Estimator,
         Prediction,
@@ -63,7 +62,6 @@ _MODULE_OF = {
     **dict.fromkeys(
         ("job_from_dict", "job_from_json", "job_to_dict", "job_to_json"), "gpumemnet.job.json_codec"
     ),
-    **dict.fromkeys(("RayResources", "ray_resources"), "gpumemnet.predict.gpu_fit"),
     "BundleCard": "gpumemnet.predict.bundle_card",
     "Estimator": "gpumemnet.predict.prediction",
     "GpumemnetError": "gpumemnet.errors",
@@ -96,7 +94,6 @@ __all__ = [
     "Layer",
     "PUBLISHED_BINS",
     "Predictor",
-    "RayResources",
     "SEQUENCE_COLUMNS",
     "TraceAnswer",
     "TrainingJob",
@@ -115,7 +112,6 @@ __all__ = [
     "load_bundle",
     "named_bins",
     "plan",
-    "ray_resources",
     "shipped_bundles",
     "trace",
 ]

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpumemnet import job_from_dict, ray_resources
+from gpumemnet import job_from_dict
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.gpu_fit import target
 from gpumemnet.predict.prediction import Prediction
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import MIB
+from integrations.ray.ray_resources import ray_resources
 from service.api.examples import EXAMPLE_JOBS
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +26,8 @@ JOB = job_from_dict(EXAMPLE_JOBS["mlp"])
 
 IN_RAY = """
 import json, ray, gpumemnet
-from gpumemnet import job_from_dict, ray_resources
+from gpumemnet import job_from_dict
+from integrations.ray.ray_resources import ray_resources
 
 job = job_from_dict(json.loads({job!r}))
 resources = ray_resources(job, "A100-40GB", memory_resource="gpu_memory_mib")
