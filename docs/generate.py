@@ -34,6 +34,7 @@ READMES: Final = {
     "how-to/kubernetes.md": "integrations/kubernetes/README.md",
     "how-to/ray.md": "integrations/ray/README.md",
     "how-to/carma.md": "integrations/carma/README.md",
+    "how-to/mlflow.md": "integrations/mlflow/README.md",
     "how-to/mlserver.md": "integrations/mlserver/README.md",
     "how-to/retraining-schedule.md": "integrations/retraining/README.md",
 }

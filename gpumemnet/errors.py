@@ -20,7 +20,6 @@
     ├── JobDoesNotFitError      a training run that needs more memory than its GPU has free
     ├── MissingExtraError       an optional package that is not installed
     ├── StaleModulesError       compiled modules of a checkout whose sources have changed
-    ├── TrackingError           a store of MLflow that cannot be reached, or that refuses
     └── ServiceError            a service that cannot be reached or that answered with a problem
 """
 
@@ -140,10 +139,6 @@ class ServiceError(GpumemnetError):
 class StaleModulesError(GpumemnetError):
     """The compiled modules of a checkout were made from other sources than those that are there
     now."""
-
-
-class TrackingError(GpumemnetError):
-    """A store of MLflow cannot be reached, is damaged, or refuses what was asked of it."""
 
 
 class MissingExtraError(GpumemnetError):

@@ -10,12 +10,11 @@ import typer
 
 from gpumemnet.cli.options import AsJson, RegistryFolder, Seed
 from gpumemnet.cli.output import print_json, print_result, progress_bar
-from gpumemnet.errors import DatasetError, GpumemnetError, InvalidRequestError
+from gpumemnet.errors import DatasetError, InvalidRequestError
 from gpumemnet.predict.bundle import check_replaceable
 from gpumemnet.predict.bundle_card import ENCODERS
 
 if TYPE_CHECKING:
-    from .retrain.release import Outcome, Request
     from .training.data import LabelledJobs
 
 Datasets = Annotated[
@@ -179,14 +178,6 @@ def retrain(
     challenger: Annotated[
         bool, typer.Option("--challenger", help="Make a better release challenger, not champion.")
     ] = False,
-    mlflow: Annotated[
-        str | None,
-        typer.Option(
-            "--mlflow",
-            metavar="URI",
-            help="Log the run and register the release in MLflow, too: sqlite:///mlflow.db, or a server, https://…",
-        ),
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train on new data, and promote what is better than the champion.
@@ -209,10 +200,6 @@ def retrain(
         raise DatasetError(
             f"no dataset: {SHIPPED_DATASETS} holds none, and neither --dataset nor --observations was given"
         )
-    if mlflow is not None:
-        from .retrain.mlflow_log import check_store
-
-        check_store(mlflow, "mlflow")
     request = Request(
         datasets=files,
         observations=tuple(observations or ()),
@@ -236,20 +223,4 @@ def retrain(
     if as_json:
         print_json(outcome.document)
     typer.echo(f"{outcome.sentence}\nreport: {outcome.report}", err=as_json)
-    if mlflow is not None:
-        _log_to_mlflow(request, outcome, mlflow)
     raise typer.Exit(outcome.exit_code)
-
-
-def _log_to_mlflow(request: Request, outcome: Outcome, uri: str) -> None:
-    """Log the result of a retraining; a failure here is reported, but changes neither the champion
-    nor the exit code."""
-    from .retrain.mlflow_log import log_retraining
-
-    try:
-        typer.echo(f"tracking: {log_retraining(request, outcome, uri)}", err=True)
-    except GpumemnetError as error:
-        typer.echo(
-            f"warning: not tracked: {error}: the decision is unchanged, and the next run moves the aliases",
-            err=True,
-        )

@@ -1,34 +1,29 @@
 """Logs a finished retraining to an MLflow store: a run with figures and files, a version of the
 registered model for each release that has an alias, and the aliases.
 
-The registry in the folder is the truth, and the verdict is final before this is called: nothing
-here promotes anything, and nothing reads MLflow.
+``python integrations/mlflow/log_retraining.py REPORT --uri URI [--registry FOLDER]``.  The registry
+in the folder is the truth, and the verdict is final before this is called: nothing here promotes
+anything, and nothing reads MLflow.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import logging
 import math
 import os
 import re
+import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.errors import (
-    GpumemnetError,
-    InvalidRequestError,
-    MissingExtraError,
-    TrackingError,
-    first_line,
-)
+from gpumemnet import GpumemnetError
+from gpumemnet.errors import first_line
 from gpumemnet.site.releases import Registry, release_digest
-
-from .release import PROMOTED, Outcome, Request
 
 MODEL: Final = "gpumemnet"
 """Name of the registered model, and of the experiment that its runs stand in."""
@@ -51,69 +46,27 @@ _ENVIRONMENT: Final = {
 for a server that is down."""
 
 
-def check_store(uri: str, field: str) -> None:
-    """Refuse, before any work is done, an address that cannot be one, or an installation without
-    MLflow.
-
-    Raises:
-        InvalidRequestError: when ``uri`` is neither an SQLite file nor a server.
-        MissingExtraError: when MLflow is not installed.
-    """
-    if not re.match(r"sqlite:///.|https?://.", uri):
-        raise InvalidRequestError(
-            f"must be an SQLite file (sqlite:///mlflow.db) or an MLflow server (https://…), not '{_shown(uri)}'",
-            field,
-        )
-    if find_spec("mlflow") is None:
-        raise MissingExtraError("mlflow-skinny", "mlflow", "MLflow")
-
-
-def log_retraining(request: Request, outcome: Outcome, uri: str) -> str:
-    """Log the retraining's run, and let the aliases be what they are in the registry, unless it is
-    a dry run.
+def log_retraining(report: Path, uri: str, registry: Registry | None) -> str:
+    """Log a retraining's run, and let the aliases be what they are in the registry.
 
     Args:
-        request: the retraining's request.
-        outcome: its result.
-        uri: address of the store, as :func:`check_store` takes it.
+        report: the report that ``gpumemnet retrain`` names; its JSON stands beside it.
+        uri: address of the store: an SQLite file or a server.
+        registry: the registry; ``None`` after a dry run.
 
     Returns:
         A sentence.
-
-    Raises:
-        TrackingError: when MLflow cannot be reached or refuses.
-        RegistryError: when the registry is damaged.
     """
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    for name in ("mlflow", "alembic"):  # they tell of each table that they make
-        logging.getLogger(name).setLevel(logging.ERROR)
-    with _store_errors(uri):
-        from mlflow import MlflowClient
+    from mlflow import MlflowClient
 
-        client = MlflowClient(tracking_uri=uri, registry_uri=uri)
-        experiment = _experiment(client, uri)
-        run = _run(client, experiment, RUN_TAG, outcome.document["run"], outcome.report.parent.name)
-        _log(client, run, request, outcome)
-        if request.registry is not None and not request.is_dry_run:
-            runs = {outcome.release: run} if outcome.exit_code == PROMOTED else {}
-            _set_aliases(client, experiment, Registry(request.registry), runs)
-        return f"run {run} in {_shown(uri)}"
-
-
-@contextmanager
-def _store_errors(uri: str) -> Iterator[None]:
-    """Whatever goes wrong in MLflow, its database or its connections is one sentence."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # MLflow's own use of what other packages deprecate
-        try:
-            yield
-        except GpumemnetError:
-            raise
-        except Exception as error:
-            raise TrackingError(
-                f"the MLflow store {_shown(uri)}: {_shown(first_line(error, 300))}"
-            ) from None
+    document = json.loads(report.with_suffix(".json").read_text("utf-8"))
+    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+    experiment = _experiment(client, uri)
+    run = _run(client, experiment, RUN_TAG, document["run"], report.parent.name)
+    _log(client, run, report, document)
+    if registry is not None:
+        _set_aliases(client, experiment, registry, document, run)
+    return f"run {run} in {_shown(uri)}"
 
 
 def _experiment(client: Any, uri: str) -> str:
@@ -136,33 +89,24 @@ def _run(client: Any, experiment: str, tag: str, value: str, name: str) -> str:
     return str(run.info.run_id)
 
 
-def _log(client: Any, run: str, request: Request, outcome: Outcome) -> None:
-    from mlflow.entities import Metric, Param, RunTag
+def _log(client: Any, run: str, report: Path, document: dict[str, Any]) -> None:
+    from mlflow.entities import Metric, Param
 
-    document = outcome.document
-    params = {name: document[name] for name in ("champion", "seed", "epochs", "encoders")}
+    params = {name: document[name] for name in ("release", "seed", "epochs", "encoders")}
     params |= {"code": document["code"]["sha256"]}
     for file in document["files"]:
         used = f"{file['used']} of {file['rows']} rows used"
         params[f"file/{file['name']}"] = f"sha256 {file['sha256']}, {used}"
     is_better = "better" if document["promote"] else "not taken"
     params["verdict"] = f"{is_better}: {'; '.join(document['reasons'])}"
-    tags = {
-        "gpumemnet.exit_code": outcome.exit_code,
-        "gpumemnet.dry_run": str(request.is_dry_run).lower(),
-        "mlflow.note.content": outcome.sentence,
-    }
-    if outcome.exit_code == PROMOTED and outcome.release and not request.is_dry_run:
-        tags[RELEASE_TAG] = outcome.release
     metrics = dict(_numbers(document["parts"], ""))
     client.log_batch(
         run,
         metrics=[Metric(*one, 0, 0) for one in [*metrics.items()][:_MOST_METRICS]],
         params=[Param(_name(name), str(text)[:_MOST_TEXT]) for name, text in params.items()],
-        tags=[RunTag(name, str(text)[:_MOST_TEXT]) for name, text in tags.items()],
     )
-    for report in (outcome.report, outcome.report.with_suffix(".json")):
-        client.log_artifact(run, str(report))
+    for path in (report.with_suffix(".md"), report.with_suffix(".json")):
+        client.log_artifact(run, str(path))
     client.set_terminated(run, "FINISHED")
 
 
@@ -177,14 +121,17 @@ def _numbers(value: Any, path: str) -> Iterator[tuple[str, float]]:
         yield _name(path[1:]), float(value)
 
 
-def _set_aliases(client: Any, experiment: str, registry: Registry, runs: dict[Any, str]) -> None:
+def _set_aliases(
+    client: Any, experiment: str, registry: Registry, document: dict[str, Any], run: str
+) -> None:
     """Let champion and challenger point at the versions that hold the registry's.
 
     Args:
         client: of MLflow.
         experiment: its id.
         registry: the truth.
-        runs: release → the run that made it; others get a run of their own.
+        document: the report.
+        run: that of the report; releases that it has not made get a run of their own.
     """
     if not client.search_registered_models(f"name = '{MODEL}'", max_results=1):
         client.create_registered_model(MODEL, description="Releases of gpumemnet's bundles")
@@ -198,14 +145,15 @@ def _set_aliases(client: Any, experiment: str, registry: Registry, runs: dict[An
         is_it = f"name = '{MODEL}' and tags.`{DIGEST_TAG}` = '{digest}'"
         found = client.search_model_versions(f"{is_it} and tags.`{RELEASE_TAG}` = '{name}'")
         if not found:
-            run = runs.get(name) or _run(client, experiment, RELEASE_TAG, name, f"release {name}")
-            client.log_dict(run, asdict(registry.release(name)), "release/release.json")
+            is_made = name == document["release"]
+            own = run if is_made else _run(client, experiment, RELEASE_TAG, name, f"release {name}")
+            client.log_dict(own, asdict(registry.release(name)), "release/release.json")
             for bundle in bundles:
-                client.log_artifacts(run, bundle.source, f"release/bundles/{bundle.sha256}")
-            source = f"{client.get_run(run).info.artifact_uri}/release"
+                client.log_artifacts(own, bundle.source, f"release/bundles/{bundle.sha256}")
+            source = f"{client.get_run(own).info.artifact_uri}/release"
             tags = {RELEASE_TAG: name, DIGEST_TAG: digest}
-            found = [client.create_model_version(MODEL, source, run, tags=tags)]
-            client.set_terminated(run, "FINISHED")
+            found = [client.create_model_version(MODEL, source, own, tags=tags)]
+            client.set_terminated(own, "FINISHED")
         client.set_registered_model_alias(MODEL, alias, found[0].version)
 
 
@@ -217,3 +165,32 @@ def _name(path: str) -> str:
 def _shown(text: str) -> str:
     """An address, or a sentence with one, without the user's name and password."""
     return _CREDENTIALS.sub("://", text)
+
+
+def main() -> int:
+    """Log the report of the command line; the exit code is 2 where that cannot be done."""
+    parser = argparse.ArgumentParser(description="Logs a retraining to MLflow.")
+    parser.add_argument("report", type=Path, help="the report that gpumemnet retrain names")
+    parser.add_argument("--uri", required=True, help="sqlite:///mlflow.db, or https://…")
+    parser.add_argument("--registry", type=Path, help="folder of the registry; none for a dry run")
+    given = parser.parse_args()
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    for name in ("mlflow", "alembic"):  # they tell of each table that they make
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")  # MLflow's own use of what other packages deprecate
+    registry = None if given.registry is None else Registry(given.registry)
+    try:
+        sys.stdout.write(log_retraining(given.report, given.uri, registry) + "\n")
+    except (GpumemnetError, OSError, ValueError, LookupError) as error:
+        sys.stderr.write(f"error: {given.report}: {_shown(first_line(error, 300))}\n")
+        return 2
+    except Exception as error:  # of MLflow, its database or its connections
+        reason = _shown(first_line(error, 300))
+        sys.stderr.write(f"error: the MLflow store {_shown(given.uri)}: {reason}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
