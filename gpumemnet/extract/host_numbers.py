@@ -62,6 +62,16 @@ class HostNumbers:
             with names.unseen():
                 self._view(tensor).copy_(numbers.detach())
 
+    def stand_in(self, numbers: Tensor) -> Tensor:
+        """What is on the GPU for these numbers: a meta tensor, unless they are whole."""
+        if not (numbers.is_floating_point() or numbers.is_complex()):
+            return numbers
+        made = torch.empty_strided(
+            numbers.size(), numbers.stride(), dtype=numbers.dtype, device="meta"
+        )
+        self.keep(made, numbers)
+        return made
+
     def forget(self, tensor: Tensor) -> None:
         """Something unknown is written into a tensor."""
         if self._has(tensor):

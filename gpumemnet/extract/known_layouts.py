@@ -18,6 +18,7 @@ from gpumemnet.torch_private.names import aten, schema, storage_id, tree_map_onl
 _PLAIN: Final = (torch.Tensor, nn.Parameter)
 _UNHASHABLE: Final = object()
 _GROUPED_PRODUCT: Final = aten._grouped_mm.default
+_MOST_ZEROS: Final = 2**26
 _Layout = tuple[torch.Size, tuple[int, ...], torch.dtype]
 
 
@@ -65,6 +66,18 @@ def call_on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     if any(argument.name == "device" for argument in schema(func).arguments):
         kwargs = {**kwargs, "device": torch.device("meta")}
     return func(*args, **kwargs)
+
+
+def call_on_zeros(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the result of an operator that has no meta kernel: its layout is that of one on the host."""
+
+    def real(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_meta and tensor.numel() > _MOST_ZEROS:
+            raise RuntimeError
+        return torch.zeros_like(tensor, device="cpu") if tensor.is_meta else tensor
+
+    args, kwargs = tree_map_only(torch.Tensor, real, (args, kwargs))
+    return tree_map_only(torch.Tensor, as_meta, func(*args, **kwargs))
 
 
 def _grouped_product(

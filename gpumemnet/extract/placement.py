@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import wraps
 from typing import Any, Final
 from weakref import WeakValueDictionary
@@ -29,6 +29,7 @@ from gpumemnet.extract.known_layouts import (
     argument_tensors,
     as_meta,
     call_on_meta,
+    call_on_zeros,
     written_arguments,
 )
 from gpumemnet.extract.sparse_tensors import result_on_meta
@@ -43,6 +44,7 @@ from gpumemnet.torch_private.names import (
     seen_within_operators,
     storage_id,
     tree_leaves,
+    tree_map_only,
     without_function_modes,
 )
 from gpumemnet.torch_private.training import AUTOCAST_BY_DEVICE
@@ -336,7 +338,8 @@ class KnownValues(DispatchMode):
                 UnknownValueError(_dotted_name(func), NEEDS_VALUES),
             )
         if known and torch.Tag.dynamic_output_shape in func.tags:
-            return func(*known[0], **known[1])
+            found = func(*known[0], **known[1])
+            return tree_map_only(torch.Tensor, self.numbers.stand_in, found)
         if func is _PACK:
             return self._packed(args, kwargs)
         if func is aten.masked_select.default and self.numbers.of(args[1]) is not None:
@@ -356,6 +359,9 @@ class KnownValues(DispatchMode):
             )
             if not (has_no_shape or has_no_kernel):
                 raise
+            if not (has_no_shape or is_foreign):
+                with suppress(RuntimeError):
+                    return call_on_zeros(func, args, kwargs)
             reason = _NO_SHAPE if has_no_shape else _NO_KERNEL
             return self._missing_values.result(
                 func, args, kwargs, UnknownValueError(_dotted_name(func), reason)

@@ -86,6 +86,8 @@ PARSE_TO: Final = TorchName("torch._C._nn:_parse_to")
 """To move tensors of other classes to the simulated GPU."""
 MODULE_TO_EMPTY: Final = TorchName("torch.nn:Module.to_empty")
 """To allocate modules on the simulated GPU."""
+LAZY_METHODS: Final = TorchName("torch.nn.parameter:UninitializedTensorMixin._allowed_methods")
+"""To tell where parameters without a shape are."""
 MODULE_CUDA: Final = TorchName("torch.nn:Module.cuda")
 """To move modules to the simulated GPU."""
 MODULE_CALL: Final = TorchName("torch.nn:Module.__call__")

@@ -16,6 +16,7 @@ import ast
 import linecache
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
@@ -24,7 +25,7 @@ from time import monotonic
 from types import CodeType, FrameType
 from typing import Final
 
-from gpumemnet.errors import ExtractError
+from gpumemnet.errors import CodeEndedError, ExtractError
 from gpumemnet.sandbox.user_code import place_text
 from gpumemnet.tracing.result import TraceAnswer
 from gpumemnet.units import MIB
@@ -335,7 +336,12 @@ def largest_answer(trace: TraceScript, end: float = inf) -> TraceAnswer:
 def _over_branches(trace: TraceScript, end: float) -> tuple[TraceAnswer, Assumptions]:
     """Return the largest answer over the ways that the script can go, and its assumptions."""
     opposite = Assumptions(opposite=True)
-    first = trace(USUAL)
+    try:
+        first = trace(USUAL)
+    except CodeEndedError as error:  # a condition may be why
+        with suppress(ExtractError):
+            return trace(opposite), opposite
+        raise error from None
     if not first.branches or first.is_lower_bound:  # time is up
         return first, USUAL
     where = "; ".join(first.branches)

@@ -23,6 +23,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -139,6 +140,9 @@ class GpuRequests(TorchFunctionMode):
     ) -> Any:
         named = dict(kwargs or {})
         given = args[0] if args and isinstance(args[0], Tensor) else None
+        for tensor in argument_tensors(args, {}):
+            if self._is_trained(tensor):
+                swap_for_meta(tensor, self._meta_on_gpu(tensor).requires_grad_())
         if given is not None:
             if func is Tensor.type_as:
                 func = Tensor.to
@@ -268,6 +272,15 @@ class GpuRequests(TorchFunctionMode):
                 if each.device in devices and own.isdisjoint(map(storage_id, dense_parts(each))):
                     self._observer.arrived(each, _name_of(func))
 
+    def _is_trained(self, tensor: Tensor) -> bool:
+        """Whether a constant on the GPU gets a gradient, which is on the meta device."""
+        return (
+            not tensor.is_meta
+            and tensor.requires_grad
+            and tensor.is_leaf
+            and self._observer.device_of(tensor) == GPU
+        )
+
     def _set_data(self, tensor: Tensor, data: Tensor) -> None:
         """Run ``tensor.data = data`` where one of them is a meta tensor: both are then."""
         swap_for_meta(tensor, meta_like(data) if tensor.is_meta else data.detach())
@@ -394,12 +407,16 @@ class GpuRequests(TorchFunctionMode):
         if tensor.is_meta:
             return tensor
         part = meta_like(tensor)
+        self.numbers.keep(part, tensor)
         self._observer.arrived(part, "to")
         return part
 
     def _to_gpu(self, tensor: Tensor) -> Tensor:
         if is_sparse(tensor):
             arrived = meta_copy(tensor)
+            for part, known in zip(dense_parts(arrived), dense_parts(tensor), strict=True):
+                if not self._unknown(known):
+                    self.numbers.keep(part, known)
         elif tensor.layout is not torch.strided:
             raise ExtractError(
                 f"tensors with the layout {tensor.layout} are not traced on the GPU, but COO, CSR and CSC are"
@@ -407,7 +424,7 @@ class GpuRequests(TorchFunctionMode):
         elif _keeps_values(tensor) and not self._unknown(tensor):
             arrived = tensor.clone()
         else:
-            arrived = meta_like(tensor)
+            arrived = torch.empty_like(meta_like(tensor))  # which is dense
             if not self._unknown(tensor) and tensor not in self._random:
                 self.numbers.keep(arrived, tensor)
         if tensor.requires_grad:
@@ -484,7 +501,10 @@ def _move_own(
         if buffer is None:
             continue
         fresh = converted(buffer)
-        if fresh is not None and _keeps_values(buffer) and not buffer.is_meta:
+        if fresh is not None and is_lazy(buffer):
+            swap_for_meta(buffer, fresh)
+            fresh = None
+        elif fresh is not None and _keeps_values(buffer) and not buffer.is_meta:
             fresh = buffer.clone()  # a counter, say
         elif fresh is not None and not buffer.is_meta:
             numbers.keep(fresh, buffer)
@@ -625,6 +645,7 @@ def present_gpu(
         (names.SET_DEFAULT_DEVICE, requests.set_default_device),
         (names.SET_DEFAULT_TENSOR_TYPE, requests.set_default_tensor_type),
         (names.GET_DEFAULT_DEVICE, lambda: requests.default_device),
+        (names.LAZY_METHODS, [*names.LAZY_METHODS.value(), Tensor.untyped_storage]),
     )
     total_bytes, context_bytes = card_bytes(platform.device)
     ready = preparations(

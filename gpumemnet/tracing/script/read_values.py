@@ -33,6 +33,7 @@ from gpumemnet.torch_private.names import (
     aten,
     operator_name,
     schema,
+    storage_id,
     tree_leaves,
 )
 from gpumemnet.tracing.missing_values import guess_of, running_place, selection_of, selects
@@ -88,6 +89,10 @@ _PICKS: Final = _SORTS | {
 _PICKING: Final = _functions("topk", "argmax", "max", "sort", "argsort", "multinomial")
 _LARGE_NUMBER: Final = 100
 """What a floating-point number is where conditions are the opposite: more than most thresholds."""
+
+
+def _layout(tensor: Tensor) -> tuple[Any, ...]:
+    return storage_id(tensor), tensor.storage_offset(), tensor.size(), tensor.stride()
 
 
 class ReadValues(MissingValues):
@@ -166,6 +171,8 @@ class ReadValues(MissingValues):
             return result
         tensor = args[0]
         if operator_name(operator) != "_local_scalar_dense":
+            if len(args) > 1 and _layout(tensor) == _layout(args[1]):
+                return True
             if self.is_assumed(tensor):
                 return self.decide(bool(operator(*args, **kwargs)))
             return self.condition(tensor)

@@ -337,7 +337,8 @@ def run_script(call: ScriptCall) -> ScriptRun:
                 ended = error_text = fault_sentence(error.__context__)
         except Exception as error:
             if observer.first is None and not observer.loops.left:
-                raise ExtractError(
+                failure = CodeEndedError if values.branches else ExtractError
+                raise failure(
                     f"the script cannot be traced: {fault_sentence(error)}{_remedy(error, call)}"
                 ) from error
             observer.note_running(error)

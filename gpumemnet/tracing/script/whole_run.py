@@ -252,7 +252,7 @@ class _Batches:
         self._loader, self._begin, self._loaders = loader, begin, loaders
         self._left: list[tuple[str, Any]] | None = None
         self._given = self._live_bytes = self._count = 0
-        with suppress(TypeError):  # a stream of samples
+        with suppress(Exception):  # a stream of samples, or batches of unlike sizes
             self._count = len(loader)
         self._last_second = monotonic() + _SECONDS
 

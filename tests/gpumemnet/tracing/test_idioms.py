@@ -21,6 +21,10 @@ assert pickle.loads(pickle.dumps(torch.cuda.device_count))() == 1
 assert (open.__name__, print.__name__) == ("open", "print")
 model = nn.Linear(256, 256).cuda()
 nn.Linear(16384, 16384).to("meta")
+row = nn.Parameter(torch.arange(4.0, device="cuda"))
+(nn.LazyLinear(4).cuda()(row) * row * torch.randn(3, 1).expand(3, 4).cuda()[[0, 1]]).sum().backward()
+assert torch.ones(3, 1).expand(3, 4).cuda().stride() == (4, 1)
+torch.distributions.Gamma(row.abs() + 1, 1.0).rsample().sum().backward()
 bits = nn.Parameter(torch.zeros(4, dtype=torch.uint8, device="cuda"), requires_grad=False)
 padded = nn.utils.rnn.pad_sequence([model.bias, model.bias[:9]]).is_cuda
 assert padded and torch.ones(2).type_as(model.bias).is_cuda and nn.functional.one_hot(bits.long()).is_cuda
@@ -48,6 +52,7 @@ CONDITIONS = {
     "int": "if int(loss) == 3: keep = block(256)",
     "float": "if float(loss) > 300: keep = block(256)",
     "otherwise": "if x.sum() > 0: pass\nelse: keep = block(256)",
+    "fails": "ways = []\nif x.sum() > 0: ways.append(block(256))\nkeep = ways[0]",
     "two_ways": "if x.sum() > 0: keep = block(128)\nif x.max() > 5: pass\nelse: other = block(128)",
     "equal": "if torch.equal(x, x + 1): keep = block(256)",
     "allclose": "if torch.allclose(x, x + 1): keep = block(256)",
