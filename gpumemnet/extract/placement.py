@@ -359,13 +359,15 @@ class KnownValues(DispatchMode):
             )
             if not (has_no_shape or has_no_kernel):
                 raise
-            if not (has_no_shape or is_foreign):
-                with suppress(RuntimeError):
-                    return call_on_zeros(func, args, kwargs)
             reason = _NO_SHAPE if has_no_shape else _NO_KERNEL
-            return self._missing_values.result(
-                func, args, kwargs, UnknownValueError(_dotted_name(func), reason)
-            )
+            unknown = UnknownValueError(_dotted_name(func), reason)
+            try:
+                return self._missing_values.result(func, args, kwargs, unknown)
+            except UnknownValueError:
+                if not (has_no_shape or is_foreign):
+                    with suppress(RuntimeError):
+                        return call_on_zeros(func, args, kwargs)
+                raise
         writes = self._writes.get(func)
         if writes is None:
             writes = self._writes[func] = written_arguments(func)
