@@ -118,24 +118,27 @@ def _simulated(make: Callable[..., Any]) -> Callable[..., Any]:
     return new_group
 
 
-def _all_gather_object(objects: list[Any], given: Any, *args: object, **kwargs: object) -> None:
-    objects[:] = [given] * len(objects)
+def _all_gather_object(object_list: list[Any], obj: Any, *args: object, **kwargs: object) -> None:
+    object_list[:] = [obj] * len(object_list)
 
 
 def _gather_object(
-    given: Any, objects: list[Any] | None = None, *args: object, **kwargs: object
+    obj: Any, object_gather_list: list[Any] | None = None, *args: object, **kwargs: object
 ) -> None:
-    if objects is not None:
-        _all_gather_object(objects, given)
+    if object_gather_list is not None:
+        _all_gather_object(object_gather_list, obj)
 
 
 def _scatter_object_list(
-    received: list[Any], objects: list[Any] | None = None, *args: object, **kwargs: object
+    scatter_object_output_list: list[Any],
+    scatter_object_input_list: list[Any] | None = None,
+    *args: object,
+    **kwargs: object,
 ) -> None:
-    received[:1] = (objects or [None])[:1]
+    scatter_object_output_list[:1] = (scatter_object_input_list or [None])[:1]
 
 
-def _broadcast_object_list(objects: list[Any], *args: object, **kwargs: object) -> None:
+def _broadcast_object_list(object_list: list[Any], *args: object, **kwargs: object) -> None:
     pass
 
 

@@ -42,6 +42,7 @@ METHOD_FILES: Final = tuple(
 
 RAW_STREAM: Final = TorchName("torch._C:_cuda_getCurrentRawStream", is_created=True)
 ALLOCATOR_STATE: Final = TorchName("torch._C:_cuda_CUDAAllocator_AllocatorState", is_created=True)
+HOST_CACHE: Final = TorchName("torch._C:_host_emptyCache", is_created=True)
 BROADCAST: Final = TorchName("torch._C:_broadcast_coalesced", is_created=True)
 SCATTER: Final = TorchName("torch._C:_scatter", is_created=True)
 GATHER: Final = TorchName("torch._C:_gather", is_created=True)
@@ -96,6 +97,9 @@ DECORATE: Final = TorchName("torch.utils._contextlib:_DecoratorContextManager.__
 """To record again what functions without gradients allocate."""
 JIT_TRACE: Final = TorchName("torch.jit:trace")
 """To trace what is not compiled."""
+JIT_SAVE: Final = TorchName("torch.jit:save")
+JIT_LOAD: Final = TorchName("torch.jit:load")
+"""To keep what was not compiled, in the place of its file."""
 SAVE: Final = TorchName("torch:save")
 """To write files with zeros for weights without values."""
 STATE_DICTS: Final = "torch.distributed.checkpoint.state_dict"

@@ -84,6 +84,7 @@ _FILLED: Final = FILLED | {torch.empty}
 _SPARSE_CONSTRUCTORS: Final = frozenset(
     {torch.sparse_coo_tensor, torch.sparse_csr_tensor, torch.sparse_csc_tensor}
 )
+_OPERATORS_OF_TENSOR: Final = Tensor.__torch_dispatch__
 _SET_DATA: Final = Tensor.data.__set__  # type: ignore[attr-defined]  # a property of C++
 _HOST_ARRAYS: Final = frozenset({Tensor.numpy, Tensor.tolist, Tensor.__array__})
 _READS: Final = _HOST_ARRAYS | {Tensor.__bool__, Tensor.item, Tensor.__format__}
@@ -427,6 +428,9 @@ class GpuRequests(TorchFunctionMode):
             arrived = torch.empty_like(meta_like(tensor))  # which is dense
             if not self._unknown(tensor) and tensor not in self._random:
                 self.numbers.keep(arrived, tensor)
+        kind = type(tensor)
+        if kind not in (Tensor, nn.Parameter) and kind.__torch_dispatch__ == _OPERATORS_OF_TENSOR:
+            arrived = arrived.as_subclass(kind)
         if tensor.requires_grad:
             arrived.requires_grad_()
         self._observer.arrived(arrived, "to", is_weight=tensor.is_meta)
@@ -525,7 +529,18 @@ def present_gpu(
 
     def jit_traced(func: Any, *args: object, **kwargs: object) -> Any:
         values.note("torch.jit.trace was left out")
+        if isinstance(func, nn.Module):
+            func.__dict__["save"] = partial(jit_save, func)
         return func
+
+    def jit_save(func: Any, f: Any, *args: object, **kwargs: object) -> None:
+        if isinstance(func, torch.jit.ScriptModule | torch.jit.ScriptFunction):
+            original_jit_save(func, f, *args, **kwargs)
+        else:
+            jit_files[str(f)] = func
+
+    def jit_load(f: Any, *args: Any, **kwargs: Any) -> Any:
+        return jit_files[str(f)] if str(f) in jit_files else original_jit_load(f, *args, **kwargs)
 
     def pinned(tensor: Tensor, device: object = None) -> Tensor:
         observer.recorder.host.pinned(tensor.untyped_storage())
@@ -601,6 +616,8 @@ def present_gpu(
             torch.__future__.set_overwrite_module_params_on_conversion(overwrites)
         return emptied
 
+    jit_files: dict[str, Any] = {}
+    original_jit_save, original_jit_load = names.JIT_SAVE.value(), names.JIT_LOAD.value()
     original_to, original_to_empty, original_load, original_data_ptr, parse_to, set_threads = (
         name.value()
         for name in (
@@ -641,6 +658,8 @@ def present_gpu(
         (COMPILE, compiler.compile),
         (MODULE_COMPILE, lambda module, **options: compiler.compile_module(module, **options)),
         (names.JIT_TRACE, jit_traced),
+        (names.JIT_SAVE, jit_save),
+        (names.JIT_LOAD, jit_load),
         (names.SAVE, save),
         (names.SET_DEFAULT_DEVICE, requests.set_default_device),
         (names.SET_DEFAULT_TENSOR_TYPE, requests.set_default_tensor_type),

@@ -105,6 +105,22 @@ class NumberedStream:
         return False
 
 
+class Graph:
+    """A CUDA graph: what it captures runs once, on the stream of its own that PyTorch takes."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        pass
+
+    def capture_begin(self, *args: object, **kwargs: object) -> None:
+        """Do nothing."""
+
+    capture_end = instantiate = replay = reset = enable_debug_mode = debug_dump = capture_begin
+
+    def pool(self) -> tuple[int, int]:
+        """A number in place of the pool's."""
+        return 0, 1
+
+
 class Streams:
     """The stream functions of a device's module, such as ``torch.cuda``.
 
@@ -300,19 +316,23 @@ def cuda_functions(
         "device_of": _SameDevice,
         "_compile_kernel": lambda *source, **options: kernel,
         "_DeviceGuard": _SameDevice,
+        "CUDAGraph": Graph,
+        "graphs.CUDAGraph": Graph,
+        "graph_pool_handle": always((0, 1)),
     }
     functions |= {name: getattr(streams, name) for name in _STREAMS}
     named = {f"torch.cuda:{name}": function for name, function in functions.items()}
-    for name, function in functions.items():  # torch.cuda.random.get_rng_state is another name
-        home = getattr(getattr(torch.cuda, name, None), "__module__", "")
-        if home.startswith("torch.cuda.") and not isinstance(function, type):
-            named[f"{home}:{name}"] = another(function)
     alike = {name: name for name in functions if hasattr(torch.accelerator, name)}
     alike.pop("get_device_capability", None)  # which means something else there
     named |= {
         f"torch.accelerator:{name}": another(functions[cuda_name])
         for name, cuda_name in (alike | _ACCELERATOR_FROM_CUDA).items()
     }
+    for path, function in list(named.items()):  # torch.cuda.random.get_rng_state is another name
+        module, name = path.split(":")
+        home = getattr(TorchName(path).value() if "." not in name else None, "__module__", "")
+        if home.startswith(f"{module}.") and not isinstance(function, type):
+            named[f"{home}:{name}"] = another(function)
     named["torch.cuda.nccl:version"] = always(
         (2, 27, 5)
     )  # errors of collectives are logged with it
@@ -321,6 +341,8 @@ def cuda_functions(
     named |= {
         "torch.version:cuda": "13.0",  # code compares its parts
         "torch.backends.cuda:is_built": always(True),
+        "torch.backends.cuda:preferred_linalg_library": always(None),
+        "torch.autograd.profiler:emit_nvtx": another(lambda *args, **kwargs: nullcontext()),
         "torch.backends.cuda:cufft_plan_cache": plans,
         "torch.compiler:cudagraph_mark_step_begin": always(None),
         "torch.backends.cudnn:is_available": always(True),
@@ -335,6 +357,7 @@ def cuda_functions(
         *((TorchName(path), function) for path, function in named.items()),
         (names.RAW_STREAM, lambda device: 0),
         (names.ALLOCATOR_STATE, object),
+        (names.HOST_CACHE, always(None)),
         # Of torch.nn.parallel: the first GPU keeps what it has.
         (names.BROADCAST, lambda tensors, devices, _: [list(tensors) for _ in devices]),
         (

@@ -17,6 +17,7 @@ class Scripted(torch.jit.ScriptModule):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(4))
 Scripted().cuda()
+class Kind(torch.Tensor): pass
 assert pickle.loads(pickle.dumps(torch.cuda.device_count))() == 1
 assert (open.__name__, print.__name__) == ("open", "print")
 model = nn.Linear(256, 256).cuda()
@@ -28,6 +29,9 @@ torch.distributions.Gamma(row.abs() + 1, 1.0).rsample().sum().backward()
 bits = nn.Parameter(torch.zeros(4, dtype=torch.uint8, device="cuda"), requires_grad=False)
 padded = nn.utils.rnn.pad_sequence([model.bias, model.bias[:9]]).is_cuda
 assert padded and torch.ones(2).type_as(model.bias).is_cuda and nn.functional.one_hot(bits.long()).is_cuda
+with torch.cuda.graph(torch.cuda.CUDAGraph()): bits + 1
+torch.jit.trace(nn.Tanh(), model.bias).save("tanh.pt")
+assert torch.jit.load("tanh.pt")(model.bias).is_cuda and type(torch.ones(1).as_subclass(Kind).cuda()) is Kind
 nn.BatchNorm1d(4, affine=False).cuda().eval()(torch.ones(2, 4).cuda())
 optimizer = torch.optim.SGD([*model.parameters(), bits], lr=0.1)
 def block(mib): return torch.zeros(mib * 2**18, device="cuda")
