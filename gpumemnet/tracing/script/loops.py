@@ -6,6 +6,10 @@ ones reached no new peak on the GPU, left nothing there, and trained nothing, th
 some seconds; a note says so where that is before the first steps.  A loop that trains is left once
 the script has trained for long enough and its last rounds brought nothing new: what the script does
 after it is traced too, such as an evaluation or another network.
+
+Conditions on counters, such as ``step % 1000 == 0`` and ``epoch > 50``, are asked for, too.  One that
+was never so in the steps that were traced is taken the other way then, because the run goes on; a
+loop over a range ends with its last two numbers.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import builtins
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from time import process_time
@@ -27,6 +32,10 @@ from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.script.whole_run import called_name
 
 _NAME: Final = "_gpumemnet_rounds"
+_CONDITION: Final = "_gpumemnet_condition"
+_COUNTS: Final = "_gpumemnet_counts"
+_RISES: Final = 2
+"""How often a number has risen from one step to the next that is taken for a counter."""
 _CALM_ROUNDS: Final = 16
 """Rounds that bring nothing new, after which a loop may be left that does not train."""
 _CALM_ROUNDS_OF_TRAINING: Final = 3
@@ -38,6 +47,35 @@ _LESS_SECONDS: Final = 1.0
 """The same after the first steps."""
 
 
+@dataclass(slots=True)
+class _Condition:
+    """A condition that compares numbers of the script.
+
+    Attributes:
+        seen: whether it held, so far.
+        step: the last step at which it was met.
+        first, last: the numbers at the first step, and at the last one.
+        rises: how often one has risen; ``None`` if one has fallen, other than to its first value.
+        later: what it is from now on.
+    """
+
+    seen: set[bool] = field(default_factory=set)
+    step: int = 0
+    first: list[int] = field(default_factory=list)
+    last: list[int] = field(default_factory=list)
+    rises: int | None = 0
+    later: bool | None = None
+
+    def met(self, step: int, numbers: list[int]) -> None:
+        """Learn how the numbers change from step to step."""
+        if self.step and self.rises is not None:
+            fell = any(
+                a < b and a > c for a, b, c in zip(numbers, self.last, self.first, strict=False)
+            )
+            self.rises = None if fell else self.rises + (numbers > self.last)
+        self.step, self.first, self.last = step, self.first or numbers, numbers
+
+
 class Loops:
     """The loops of a running script.
 
@@ -45,6 +83,7 @@ class Loops:
         recorder: records what is on the GPU.
         is_inside: whether a module, a backward pass or an optimizer runs: their loops stay.
         trained: returns optimizer steps, and optimizers made.
+        is_cut: whether data loaders have ended early.
     """
 
     def __init__(
@@ -52,8 +91,15 @@ class Loops:
         recorder: Recorder,
         is_inside: Callable[[], bool],
         trained: Callable[[], tuple[int, int]],
+        is_cut: Callable[[], bool] = lambda: False,
     ) -> None:
         self._recorder, self._is_inside, self.trained = recorder, is_inside, trained
+        self._is_cut = is_cut
+        self._conditions: defaultdict[tuple[str, int, bool, bool], _Condition] = defaultdict(
+            _Condition
+        )
+        self.waiting: dict[str, None] = {}
+        """Places of conditions on counters that were never so, or always."""
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._tops: defaultdict[str, int] = defaultdict(int)
         """Place of a loop → the most bytes on the GPU in a round."""
@@ -69,11 +115,13 @@ class Loops:
 
     def rounds(self, place: str, items: Iterable[Any] = iter(int, 1)) -> Iterator[Any]:
         """Yield the items of a loop, keeping none of them; 0 for a ``while`` loop."""
-        iterator, calm, most_bytes = iter(items), 0, 0
+        iterator, given, calm, most_bytes = iter(items), 0, 0, 0
         second, event, (steps, made) = process_time(), self._recorder.now(), self.trained()
         try:
             while True:
+                has_trained = self.has_trained  # a last round takes conditions on counters
                 yield next(iterator)
+                given += 1
                 if self._recorder.now() == event or self._is_inside():
                     continue
                 top, end = self._recorder.levels_since(event)
@@ -88,7 +136,7 @@ class Loops:
                 if made > before[2]:
                     self.making.add(place)
                 if place in self.training:
-                    is_over = self.has_trained and calm >= _CALM_ROUNDS_OF_TRAINING
+                    is_over = has_trained and calm >= _CALM_ROUNDS_OF_TRAINING
                 else:
                     spent, least = self._seconds[place], _SECONDS
                     if self.has_stepped:
@@ -98,12 +146,42 @@ class Loops:
                     is_over = calm >= _CALM_ROUNDS and spent > least
                 if is_over:
                     self.left.update({} if self.has_stepped else {place: None})
+                    yield from _last(items, given) if place in self.training else ()
                     break
         except StopIteration:
             pass
         finally:
             self.training.discard(place)
         self.making.discard(place)  # not where the trace ends within
+
+    def condition(self, place: tuple[str, int, bool, bool], holds: Any, *values: int) -> Any:
+        """Return whether a condition holds.
+
+        Args:
+            place: file and line, column, whether what follows leaves a loop or function, and whether
+                it stays so once the counter is large enough.
+            holds: whether it does.
+            values: the variables that it compares.
+        """
+        if type(holds) is not bool:
+            return holds
+        known, step = self._conditions[place], self.trained()[0]
+        if known.later is not None:
+            return known.later
+        known.seen.add(holds)
+        if len(known.seen) > 1 or not self.has_stepped or step == known.step or self._is_inside():
+            return holds
+        known.met(step, [*values])
+        leaves = place[2] and not holds
+        if (known.rises or 0) < _RISES or leaves:
+            return holds
+        if not (self.has_trained or self._is_cut()):
+            self.waiting[place[0]] = None
+            return holds
+        known.seen.add(not holds)
+        known.later = not holds if place[3] else None
+        self.waiting.pop(place[0], None)
+        return not holds
 
     def changed(self, tree: ast.Module, path: str) -> ast.Module:
         """Return the code of a file with loops that can be left."""
@@ -130,11 +208,14 @@ class Loops:
             return compile(tree, path, "exec", dont_inherit=True)
 
         setattr(builtins, _NAME, self.rounds)
+        setattr(builtins, _CONDITION, self.condition)
+        setattr(builtins, _COUNTS, _are_integers)
         try:
             with patch.object(SourceFileLoader, "get_code", changed):
                 yield
         finally:  # such modules may run again: a plan traces the script's model anew
             setattr(builtins, _NAME, lambda place, *items: items[0] if items else iter(int, 1))
+            setattr(builtins, _CONDITION, lambda place, holds, *values: holds)
 
 
 class _Changing(ast.NodeTransformer):
@@ -142,7 +223,7 @@ class _Changing(ast.NodeTransformer):
     those of code that a library compiles."""
 
     def __init__(self, file: str, called: defaultdict[str, set[str]]) -> None:
-        self._file, self._called = file, called
+        self._file, self._called, self._leaves = file, called, False
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         self._called[node.name] |= set(map(called_name, ast.walk(node)))
@@ -158,7 +239,8 @@ class _Changing(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_While(self, node: ast.While) -> ast.AST:
-        self.generic_visit(node)
+        for each in (node.body, node.orelse):
+            each[:] = map(self.visit, each)
         names = {getattr(each, "id", "") for each in ast.walk(node.test)}
         if node.orelse or "len" in names:  # it waits until something is long enough
             return node
@@ -167,7 +249,67 @@ class _Changing(ast.NodeTransformer):
         loop = ast.For(ast.Name("_round", ast.Store()), self._rounds(node), body, [])
         return ast.copy_location(loop, node)
 
+    def visit_Assert(self, node: ast.Assert) -> ast.AST:
+        return node
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        self._leaves = any(
+            isinstance(each, ast.Break | ast.Return | ast.Raise) for each in node.body
+        )
+        node.test = self.visit(node.test)
+        self._leaves = False
+        for each in (node.body, node.orelse):
+            each[:] = map(self.visit, each)
+        return node
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        return self._condition(node)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        is_multiple = isinstance(node.op, ast.Not) and isinstance(node.operand, ast.BinOp)
+        return self._condition(node) if is_multiple else self.generic_visit(node)
+
+    def _condition(self, test: ast.expr) -> ast.AST:
+        """Return a comparison that is asked for where all that it compares are integers."""
+        numbers = [*_numbers(test)]
+        if not numbers or None in numbers:
+            return test
+        stays = not any(isinstance(each, ast.Eq | ast.NotEq | ast.Mod) for each in ast.walk(test))
+        place: Any = f"{self._file} line {test.lineno}", test.col_offset, self._leaves, stays
+        asked = _call(_CONDITION, ast.Constant(place), test, *numbers)
+        # Another one stays as it is: where it stands tells what a trace takes it to be.
+        return ast.copy_location(ast.IfExp(_call(_COUNTS, *numbers), asked, test), test)
+
     def _rounds(self, loop: ast.stmt, *items: ast.expr) -> ast.Call:
         place = f"{self._file} line {loop.lineno}"
         self._called[place] |= set(map(called_name, ast.walk(loop)))
-        return ast.Call(ast.Name(_NAME, ast.Load()), [ast.Constant(place), *items], [])
+        return _call(_NAME, ast.Constant(place), *items)
+
+
+def _last(items: Iterable[Any], given: int) -> Iterable[int]:
+    """Return the last two numbers of a range, also where a bar shows them, but those ``given``."""
+    numbers = getattr(items, "iterable", items)
+    return numbers[max(given, len(numbers) - 2) :] if isinstance(numbers, range) else ()
+
+
+def _call(name: str, *arguments: Any) -> ast.Call:
+    return ast.Call(ast.Name(name, ast.Load()), [*arguments], [])
+
+
+def _numbers(code: ast.AST) -> Iterator[ast.expr | None]:
+    """Yield the variables in code that computes with numbers, and ``None`` for other code."""
+    match code:
+        case ast.Constant() | ast.Call(ast.Name("len")):
+            return
+        case ast.Name() | ast.Attribute() | ast.Subscript(slice=ast.Constant()):
+            yield None if "(" in ast.unparse(code) else code
+        case ast.BinOp() | ast.UnaryOp() | ast.Compare():
+            for each in ast.iter_child_nodes(code):
+                if isinstance(each, ast.expr):
+                    yield from _numbers(each)
+        case _:
+            yield None
+
+
+def _are_integers(*values: Any) -> bool:
+    return all(type(each) is int for each in values)

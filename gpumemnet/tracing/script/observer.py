@@ -173,6 +173,7 @@ class ScriptObserver:
             self.recorder,
             lambda: bool(self.modules.depth) or self._passing or self._stepping,
             lambda: (self._stepped.total() or self._boundaries, len(self._made)),
+            lambda: bool(self.loaders.known),
         )
         self._whole: WholeRun | None = None
         self._is_counting = False

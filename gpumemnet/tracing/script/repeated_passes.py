@@ -8,6 +8,7 @@ A pass repeats another if the model is the same, and numbers, switches and words
 keep, the shapes of its tensors and its other arguments are equal: a model that counts its passes
 always runs.  It must also allocate and free the same in the same order, and leave nothing but its
 output.  What other arguments hold must be equal too, some levels deep, and as before when it returns.
+Where more is on the GPU than when a pass last ran, because outputs are gathered, it runs again.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from gpumemnet.tracing.recorder import RecordedPass, Recorder
 
 _RUNS: Final = 3
 """How often equal passes run before they are recorded without running."""
+_GROWTH: Final = 1 / 32
+"""By how much more may be on the GPU than when a pass last ran."""
 _DEPTH: Final = 4
 """How deep arguments are compared."""
 _MOST_HELD: Final = 64
@@ -51,12 +54,14 @@ class _Known:
         output: what it returned, with a number in the place of each tensor.
         layouts: of these tensors: size, stride, offset, type, number of its storage in the pass.
         runs: how many equal passes ran, one after the other.
+        live_bytes: bytes on the GPU when the last one began.
     """
 
     recorded: RecordedPass
     output: Any
     layouts: list[tuple[torch.Size, tuple[int, ...], int, torch.dtype, int]]
     runs: int
+    live_bytes: int
 
 
 class RepeatedPasses:
@@ -97,13 +102,17 @@ class RepeatedPasses:
                 return call(*args, **kwargs)
             before = key()
             known = self._known.get(before)
-            if known is not None and known.runs >= _RUNS:
+            start, live = self._recorder.now(), self._recorder.live_bytes()
+            if (
+                known is not None
+                and known.runs >= _RUNS
+                and live <= known.live_bytes * (1 + _GROWTH)
+            ):
                 self._starting()
                 return self._again(known)
-            start = self._recorder.now()
             output = call(*args, **kwargs)
             if self._recorder.now() > start and key() == before:
-                self._learn(before, start, output)
+                self._learn(before, start, output, live)
             return output
 
         return run
@@ -118,7 +127,7 @@ class RepeatedPasses:
 
         return decorated
 
-    def _learn(self, key: Hashable, start: int, output: Any) -> None:
+    def _learn(self, key: Hashable, start: int, output: Any, live_bytes: int) -> None:
         before = self._known.pop(key, None)
         recorded = self._recorder.recorded_since(start)
         if recorded is None:
@@ -149,7 +158,7 @@ class RepeatedPasses:
             and repr(before.output) == repr(form)
         )
         runs = before.runs + 1 if before is not None and is_equal else 1
-        self._known[key] = _Known(recorded, form, layouts, runs)
+        self._known[key] = _Known(recorded, form, layouts, runs, live_bytes)
 
     def _again(self, known: _Known) -> Any:
         storages: dict[int, Tensor] = {}

@@ -35,7 +35,6 @@ from gpumemnet.sandbox.process import DeadlineReached, stop_alarm
 from gpumemnet.sandbox.user_code import (
     UnknownValueError,
     fault_sentence,
-    is_user_code,
     user_calls,
     user_location,
 )
@@ -64,7 +63,7 @@ from gpumemnet.tracing.script.processes import (
 )
 from gpumemnet.tracing.script.read_values import ReadValues
 from gpumemnet.tracing.script.simulated_cuda import GPU
-from gpumemnet.tracing.script.whole_run import WholeRun, grown_bytes, later_lines
+from gpumemnet.tracing.script.whole_run import WholeRun, grown_bytes
 from gpumemnet.tracing.timeline import LongRun, Timeline, phases_of, repeated, up_to_peak
 from gpumemnet.units import MIB
 
@@ -121,20 +120,6 @@ class AllocatorChoice:
         """Replace ``torch.cuda.set_per_process_memory_fraction``."""
         self.settings = replace(self.settings, per_process_memory_fraction=fraction)
         self._note(f"the script sets the share of the GPU that it may use to {fraction}")
-
-
-def user_files(script: Path) -> Iterator[Path]:
-    """Yield the script's file and those of its own folder that it has imported."""
-    yield script
-    for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
-        if (
-            file
-            and file.endswith(".py")
-            and is_user_code(file)
-            and Path(file).is_relative_to(script.parent)
-        ):
-            yield Path(file)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,6 +304,7 @@ def run_script(call: ScriptCall) -> ScriptRun:
         ended, error_text = "", ""
         try:
             run()
+            observer.loops.waiting.clear()  # it has come to its end
         except EnoughSteps as error:
             observer.note_running(error)
         except GpumemnetError as error:
@@ -461,10 +447,9 @@ def _shown(
         values.note_once(
             f"the memory on the GPU grows by {growth / MIB:,.1f} MiB with every step: the script keeps tensors of earlier steps"
         )
-    files = list(user_files(file))
     for sentence in () if whole is None else whole.sentences:
         values.note_once(sentence)
-    lines = [] if whole is None else later_lines(files, whole.steps)
+    lines = [*observer.loops.waiting]
     if whole is not None and lines:
         values.note_once(
             f"{', '.join(lines[:5])}: runs at a later step than the {whole.steps:,} that were traced, and is not in the answer"

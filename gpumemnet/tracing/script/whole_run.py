@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import ast
 import random
-import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property, wraps
 from inspect import signature
 from itertools import accumulate, islice
-from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -271,14 +269,15 @@ class _Batches:
             if self._left is None:
                 self._left = self._loaders.chosen(self._loader)
             # Without no_grad, the graph of a batch lives until there is the next one.
-            rounds = 1 if torch.is_grad_enabled() else left + 1
+            rounds = 1 if torch.is_grad_enabled() else self._count
             gathers = self._given > 1 and (self._live_bytes - before) * rounds >= MIB
             what, numbers = self._left.pop() if self._left and not gathers else ("", None)
             if numbers is not None:
                 self._loaders.gives(what)
                 return _collated(self._loader, numbers)
             # The code has counted batches, or keeps something of each.
-            if not what and not (left >= 0 and (gathers or asks_once(sys._getframe(1)))):
+            goes_on = what or gathers or asks_once(sys._getframe(1))
+            if not goes_on or (left < 0 and (self._count or not what)):
                 raise StopIteration
         elif self._given > _SAMPLED and monotonic() > self._last_second:
             is_known = self._count > 0  # what the code computes of them is not traced
@@ -454,61 +453,7 @@ def state_bytes(optimizer: Optimizer, parameters: Sequence[Tensor]) -> int:
     return gradients + sum(each.numel() * each.element_size() for each in tensors)
 
 
-def later_lines(files: Iterable[Path], steps: int) -> list[str]:
-    """Return the lines of code that run at a later step than the ``steps`` that were traced: those
-    of a training loop with ``step == 1000`` or ``step % 1000 == 0`` and the like, unless they set
-    learning rates alone."""
-    found: dict[str, None] = {}
-    for file in files:
-        try:
-            tree = ast.parse(file.read_bytes())
-        except (OSError, SyntaxError, ValueError):
-            continue
-        loops = [node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While)]
-        for nodes in map(list, map(ast.walk, loops)):
-            if not _trains(nodes[0]):
-                continue
-            tests = (node for node in nodes if isinstance(node, ast.If))
-            waits = {node: _waits_for(node.test, nodes[0]) for node in tests}
-            # A test that is met before a step of training counts something else than those.
-            met = [wait for node, wait in waits.items() if _trains(node)]
-            for node, wait in waits.items():
-                if wait > max(steps, *met, 0) and not all(map(_sets, node.body + node.orelse)):
-                    found[f"{file.name} line {node.lineno}"] = None
-    return [*found]
-
-
-def _trains(code: ast.AST) -> bool:
-    names = map(called_name, ast.walk(code))
-    return any("step" in name or "backward" in name for name in names)
-
-
-def _sets(statement: ast.stmt) -> bool:
-    """Whether a statement sets a variable to a fraction, or is a test of its own."""
-    match statement:
-        case ast.If() | ast.Assign([ast.Name()], ast.Constant(float())):
-            return True
-    return False
-
-
 def called_name(node: ast.AST) -> str:
     """The last name of what a call calls; empty for other code."""
     function = getattr(node, "func", None)
     return getattr(function, "attr", getattr(function, "id", ""))
-
-
-def _waits_for(test: ast.expr, loop: ast.AST) -> int:
-    """Return the largest step that a test compares with; 0 if it compares no counter, or is met in
-    the first round of its loop, whose counter begins with 0."""
-    multiple = re.fullmatch(r"(\w+) % \w+ == 0", ast.unparse(test))
-    begin = multiple and rf"for \(?{multiple[1]}\b.* in .*(enumerate|range)\([^,]*\)"
-    if begin and re.match(begin, ast.unparse(loop)):
-        return 0
-    largest = 0
-    for node in ast.walk(test):
-        match node:
-            case ast.Compare(ast.BinOp(ast.Name(), _, ast.Constant(int(limit)))) | ast.Compare(
-                ast.Name(), _, [ast.Constant(int(limit))]
-            ):
-                largest = max(largest, limit)
-    return largest

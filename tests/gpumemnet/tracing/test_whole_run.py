@@ -154,9 +154,8 @@ for i in range(10000):
     step(c, critic(x).mean())
     if i >= 500: step(a, critic(actor(x)).mean())
 """,
-        256,
-        256 + WORKSPACE + 1,
-        "Adam never stepped in the 66 steps that were traced: the safe bytes hold its gradients and state (768 MiB)",
+        1280,
+        1280 + WORKSPACE + 1,
     ),
     "frozen": Case(
         """
@@ -164,7 +163,6 @@ body, head = wide(4), nn.Linear(4096, 10).cuda()
 for p in body.parameters(): p.requires_grad = False
 optimizer = torch.optim.AdamW([*body.parameters(), *head.parameters()])
 for i in range(10000):
-    if i == 5000: body.requires_grad_(True)
     step(optimizer, head(body(torch.randn(16, 4096).cuda())).mean())
 """,
         256,
@@ -342,6 +340,22 @@ for i in range(12):
         3 * 64 + 2 * 8,
         3 * 64 + 3 * 8 + WORKSPACE,
     ),
+    "scheduled": Case(  # at later steps: a copy of the weights, and outputs that are gathered
+        """
+model, config = wide(2), {"copy": 700}
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(1000):
+    step(optimizer, model(torch.randn(16, 4096).cuda()).mean())
+    if i == config["copy"]: copies = [p.detach().clone() for p in model.parameters()]
+    if i > 2000: raise ValueError
+    if (i + 1) // 800:
+        x = torch.randn(1024, 4096).cuda()
+        with torch.no_grad(): outputs = [model(x) for _ in range(32)]
+        del outputs
+""",
+        3 * 128 + 34 * 16,
+        3 * 128 + 34 * 16 + WORKSPACE + 2,
+    ),
     "late": Case(  # [time, batch, width], of two lengths
         """
 import argparse
@@ -352,11 +366,10 @@ for i in range(10000):
     x = torch.randn(400 + 400 * (i % 2), 20, 256).cuda()
     step(optimizer, model(x).mean())
     if i % 100 == 0: shown = x[:1]
-    if i == 5000: optimizer = torch.optim.ASGD(model.parameters())
+    if i == 5000: shown = x[:2]
 """,
         0,
         WORKSPACE + 80,
-        "late.py line 17: runs at a later step than the 66 that were traced",
     ),
     "epochs": Case(  # scores of all epochs are added; the other loader never ends by itself
         """
