@@ -260,20 +260,21 @@ def _iterate_tensors(value: object) -> Iterator[Tensor]:
             yield from _iterate_tensors(getattr(value, field.name, None))
 
 
-def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return ``value`` with ``change`` applied to every tensor in nested sequences and mappings."""
-    if isinstance(value, Tensor):
+def map_tensors(value: Any, change: Callable[[Any], Any], *others: type) -> Any:
+    """Return ``value`` with ``change`` applied to every tensor, and to what is of ``others``, in
+    nested sequences and mappings."""
+    if isinstance(value, (Tensor, *others)):
         return change(value)
     if isinstance(value, dict):
         changed = type(value)()
-        changed.update((key, map_tensors(entry, change)) for key, entry in value.items())
+        changed.update((key, map_tensors(entry, change, *others)) for key, entry in value.items())
         return changed
     if isinstance(value, Mapping):
-        return {key: map_tensors(entry, change) for key, entry in value.items()}
+        return {key: map_tensors(entry, change, *others) for key, entry in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(entry, change) for entry in value))
+        return type(value)(*(map_tensors(entry, change, *others) for entry in value))
     if isinstance(value, tuple | list):
-        return type(value)(map_tensors(entry, change) for entry in value)
+        return type(value)(map_tensors(entry, change, *others) for entry in value)
     return value
 
 

@@ -225,14 +225,12 @@ def data_parallel_forward(note: Callable[[str], None]) -> Callable[..., Any]:
 
     def forward(parallel: nn.DataParallel[Any], *inputs: Any, **kwargs: Any) -> Any:
         ranks, dimension = len(parallel.device_ids) or 1, parallel.dim
+        shares, named = parallel.scatter(inputs, kwargs, parallel.device_ids or [0])
         if ranks == 1:
-            return parallel.module(*inputs, **kwargs)
+            return parallel.module(*shares[0], **named[0])
         note(
             f"DataParallel: the first of {ranks} GPUs; the sum of the gradients may take as much as they do for a moment"
         )
-
-        def first_share(tensor: Tensor) -> Tensor:
-            return tensor.chunk(ranks, dimension)[0] if tensor.ndim > dimension else tensor
 
         def gathered(tensor: Tensor) -> Tensor:
             gather: Any = Gathered.apply
@@ -241,10 +239,7 @@ def data_parallel_forward(note: Callable[[str], None]) -> Callable[..., Any]:
             )
             return whole
 
-        return map_tensors(
-            parallel.module(*map_tensors(inputs, first_share), **map_tensors(kwargs, first_share)),
-            gathered,
-        )
+        return map_tensors(parallel.module(*shares[0], **named[0]), gathered)
 
     return forward
 

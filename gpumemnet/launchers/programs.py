@@ -67,6 +67,7 @@ class Programs:
         total_mib, used_mib = available_mib(device), context(device).expected_bytes // MIB
         card = {
             "name": device.name,
+            "compute_cap": "{}.{}".format(*device.compute_capability),
             "memory.total": total_mib,
             "memory.used": used_mib,
             "memory.free": total_mib - used_mib,
@@ -234,6 +235,7 @@ def stopped_by_answer(stop: Callable[[], None], seconds: float) -> Iterator[None
         signal.signal(_TRAINED, before)
 
 
+DRIVER: Final = "580.0"
 _UNITS: Final = {"memory": "MiB", "utilization": "%"}
 
 
@@ -260,8 +262,10 @@ def nvidia_smi(card: dict[str, Any], words: Sequence[str]) -> str:
         "index": 0,
         "count": 1,
         "uuid": "GPU-0",
-        "utilization.gpu": 0,
-        "utilization.memory": 0,
+        "driver_version": DRIVER,
+        **dict.fromkeys(
+            ("utilization.gpu", "utilization.memory", "temperature.gpu", "power.draw"), 0
+        ),
     }
     units = [_UNITS.get(name.partition(".")[0], "") if name in known else "" for name in names]
     values = [

@@ -59,7 +59,7 @@ from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.script.compiled import Compiler
 from gpumemnet.tracing.script.libraries import preparations, prepared
 from gpumemnet.tracing.script.read_values import MAX_VALUES, ReadValues
-from gpumemnet.tracing.script.saved_files import SavedFiles
+from gpumemnet.tracing.script.saved_files import SavedFiles, goes_to_gpu
 from gpumemnet.tracing.script.simulated_cuda import (
     GPU,
     card_bytes,
@@ -106,6 +106,7 @@ class GpuRequests(TorchFunctionMode):
         """What the script has drawn on the host, which may be anything."""
         self._constructors = names.device_constructors()
         self.default_device = _HOST
+        self._is_default_type = False
         self._without_values = [names.SHARDING_FOLDER]
         _name_of(torch.empty)  # PyTorch lists its functions now: transformers replaces some a while
 
@@ -131,6 +132,11 @@ class GpuRequests(TorchFunctionMode):
         folder, dtype = _tensor_type(kind)
         torch.set_default_dtype(dtype)
         self.set_default_device(GPU if folder == "torch.cuda" else None)
+        self._is_default_type = self.default_device == GPU
+
+    def of_default_type(self, tensor: Tensor) -> Tensor:
+        """Put what ``torch.Tensor(…)`` makes where the default type of tensors is."""
+        return tensor.to(GPU) if self._is_default_type else tensor
 
     def __torch_function__(
         self,
@@ -229,7 +235,8 @@ class GpuRequests(TorchFunctionMode):
             named.pop("pin_memory", None)
             result = func(*args, **named)
             if isinstance(result, Tensor):
-                if func in _KNOWN and result.numel() <= MOST_NUMBERS:
+                is_filled = func is torch.empty and _keeps_values(result)  # by a collective, say
+                if (func in _KNOWN or is_filled) and result.numel() <= MOST_NUMBERS:
                     real = func(*args, **{**named, "device": _HOST})
                     if _keeps_values(result) or _is_constant(func, args, result):
                         result = real
@@ -565,9 +572,23 @@ def present_gpu(
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         if saved.has(f):
             return saved.load(f, map_location)
-        to_gpu = isinstance(map_location, str | torch.device) and _stands_for_gpu(map_location)
-        loaded = original_load(f, "cpu" if to_gpu else map_location, *args, **kwargs)
-        return map_tensors(loaded, lambda tensor: tensor.to(GPU)) if to_gpu else loaded
+        on_gpu: set[int] = set()
+
+        def placed(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
+            if goes_to_gpu(map_location, location):
+                on_gpu.add(id_of_storage(storage))
+            return storage
+
+        def arrived(value: Any) -> Any:
+            if isinstance(value, nn.Module):
+                return value.cuda() if any(map(is_on_gpu, value.parameters())) else value
+            return value.to(GPU) if is_on_gpu(value) else value
+
+        def is_on_gpu(tensor: Tensor) -> bool:
+            return id_of_storage(tensor.untyped_storage()) in on_gpu
+
+        loaded = original_load(f, placed, *args, **kwargs)
+        return map_tensors(loaded, arrived, nn.Module) if on_gpu else loaded
 
     def to(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         target, dtype, _ = _parse_target(args, kwargs, observer)
@@ -649,7 +670,7 @@ def present_gpu(
         ),
         (names.PIN_MEMORY, pinned),
         (names.RECORD_STREAM, lambda tensor, stream: None),
-        (names.TENSOR_NEW, tensor_new(names.TENSOR_NEW.value())),
+        (names.TENSOR_NEW, tensor_new(names.TENSOR_NEW.value(), requests.of_default_type)),
         (names.MODULE_TO, to),
         (names.MODULE_TO_EMPTY, to_empty),
         (names.PARSE_TO, named_by_number),

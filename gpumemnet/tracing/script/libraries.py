@@ -1,7 +1,7 @@
 """What libraries beside PyTorch see of the simulated GPU, from when a script imports them.
 
-NVML answers for the simulated card.  What its functions return that are not named here is unknown,
-and they raise ``NVMLError_NotSupported``, as on cards without the feature.
+NVML answers for the simulated card.  What its functions measure that are not named here
+is 0.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any, Final, NoReturn
 
 from gpumemnet.errors import ExtractError
 from gpumemnet.gpu import DeviceProfile
+from gpumemnet.launchers.programs import DRIVER
 
 Prepare = Callable[[Any], None]
 """Called with a module that was just imported."""
@@ -326,9 +327,6 @@ def _answer_nvml(
         used, total = memory()
         return SimpleNamespace(total=total, used=used, free=total - used)
 
-    def not_supported(name: str) -> NoReturn:
-        raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
-
     def processes(handle: object) -> list[SimpleNamespace]:
         return [SimpleNamespace(pid=os.getpid(), usedGpuMemory=memory()[0])]
 
@@ -344,6 +342,6 @@ def _answer_nvml(
         "nvmlDeviceGetComputeRunningProcesses": processes,
         "nvmlDeviceGetGraphicsRunningProcesses": lambda handle: [],
         "nvmlDeviceGetCudaComputeCapability": lambda handle: device.compute_capability,
-        "nvmlSystemGetDriverVersion": lambda: "0.0",
+        "nvmlSystemGetDriverVersion": lambda: DRIVER,
     }
-    vars(nvml).update(answers, _nvmlGetFunctionPointer=not_supported)
+    vars(nvml).update(answers, _nvmlGetFunctionPointer=lambda name: lambda *arguments: 0)

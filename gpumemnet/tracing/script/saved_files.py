@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from math import prod
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, BinaryIO, Final
 
 import torch
@@ -51,6 +52,21 @@ from gpumemnet.torch_private.script import (
 )
 from gpumemnet.tracing.script.simulated_cuda import GPU
 from gpumemnet.units import MIB
+
+_ON_HOST: Final = SimpleNamespace(cuda=lambda *device, **options: GPU, cpu=lambda: None)
+"""A storage, as a function of ``map_location`` sees it."""
+
+
+def goes_to_gpu(map_location: Any, location: str) -> bool:
+    """Whether ``torch.load`` puts a storage on the GPU that was saved from ``location``."""
+    if isinstance(map_location, Mapping):
+        location = map_location.get(location, location)
+    elif callable(map_location):
+        return bool(map_location(_ON_HOST, location) == GPU)
+    elif map_location is not None:
+        location = map_location
+    return torch.device(location).type == GPU.type
+
 
 _MAX_BUFFER_BYTES: Final = 2**31
 """Largest file that is written to memory, where zeros take room."""
@@ -189,11 +205,7 @@ class SavedFiles:
         value, on_gpu = self._saved[_key(file)]
 
         def loaded(tensor: Tensor) -> Tensor:
-            if isinstance(map_location, str | torch.device):
-                goes_to_gpu = torch.device(map_location).type == GPU.type
-            else:  # a function keeps tensors on the host, in the usual ``lambda storage, location``
-                goes_to_gpu = id(tensor) in on_gpu and not callable(map_location)
-            if goes_to_gpu:
+            if goes_to_gpu(map_location, str(GPU) if id(tensor) in on_gpu else "cpu"):
                 return _like(tensor, tensor.detach().to(GPU))
             with without_function_modes():
                 return _like(tensor, _on_host(tensor))

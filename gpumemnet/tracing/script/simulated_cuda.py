@@ -362,7 +362,10 @@ def cuda_functions(
         (names.BROADCAST, lambda tensors, devices, _: [list(tensors) for _ in devices]),
         (
             names.SCATTER,
-            lambda tensor, devices, *rest: tensor.to(GPU).chunk(len(devices), rest[1]),
+            lambda tensor, devices, *rest: [
+                share if number else share.to(GPU)
+                for number, share in enumerate(tensor.chunk(len(devices), rest[1]))
+            ],
         ),
         (names.GATHER, lambda tensors, dimension, _: torch.cat(list(tensors), dimension)),
         (names.SCATTER_STREAM, streams.current_stream),
@@ -401,19 +404,23 @@ def cuda_tensor_types() -> list[tuple[TorchName, object]]:
     ]
 
 
-def tensor_new(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def tensor_new(
+    make: Callable[..., Tensor], placed: Callable[[Tensor], Tensor]
+) -> Callable[..., Tensor]:
     """Return what replaces ``Tensor.__new__``, which cannot make a subclass from a tensor within
     modes.
 
     Args:
         make: ``Tensor.__new__``.
+        placed: moves a plain tensor to where the default type of tensors is.
     """
 
     @wraps(make)  # Dynamo compares signatures, and this one has none
     def new(kind: type[Tensor], *args: Any, **named: Any) -> Tensor:
         if kind is not Tensor and len(args) == 1 and isinstance(args[0], Tensor):
             return args[0].as_subclass(kind)
-        return make(kind, *args, **named)
+        made = make(kind, *args, **named)
+        return placed(made) if kind is Tensor else made
 
     return new
 
