@@ -96,6 +96,7 @@ MODULE_CALL: Final = TorchName("torch.nn:Module.__call__")
 DECORATE: Final = TorchName("torch.utils._contextlib:_DecoratorContextManager.__call__")
 """To record again what functions without gradients allocate."""
 JIT_TRACE: Final = TorchName("torch.jit:trace")
+JIT_GRAPH: Final = TorchName("torch.jit:_get_trace_graph")
 """To trace what is not compiled."""
 JIT_SAVE: Final = TorchName("torch.jit:save")
 JIT_LOAD: Final = TorchName("torch.jit:load")

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -549,6 +550,11 @@ def present_gpu(
     def jit_load(f: Any, *args: Any, **kwargs: Any) -> Any:
         return jit_files[str(f)] if str(f) in jit_files else original_jit_load(f, *args, **kwargs)
 
+    def without_graph(module: Any, args: Any = (), *options: object, **named: object) -> Any:
+        values.note("torch.jit traced no operators: a count of them is 0")
+        output = module(*args) if isinstance(args, tuple) else module(args)
+        return SimpleNamespace(nodes=list), output  # as fvcore asks for it
+
     def pinned(tensor: Tensor, device: object = None) -> Tensor:
         observer.recorder.host.pinned(tensor.untyped_storage())
         return tensor
@@ -681,6 +687,7 @@ def present_gpu(
         (names.JIT_TRACE, jit_traced),
         (names.JIT_SAVE, jit_save),
         (names.JIT_LOAD, jit_load),
+        (names.JIT_GRAPH, without_graph),
         (names.SAVE, save),
         (names.SET_DEFAULT_DEVICE, requests.set_default_device),
         (names.SET_DEFAULT_TENSOR_TYPE, requests.set_default_tensor_type),
