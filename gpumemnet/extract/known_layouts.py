@@ -18,7 +18,6 @@ from gpumemnet.torch_private.names import aten, schema, storage_id, tree_map_onl
 _PLAIN: Final = (torch.Tensor, nn.Parameter)
 _UNHASHABLE: Final = object()
 _GROUPED_PRODUCT: Final = aten._grouped_mm.default
-_MOST_ZEROS: Final = 2**26
 _Layout = tuple[torch.Size, tuple[int, ...], torch.dtype]
 
 
@@ -34,7 +33,7 @@ class KnownLayouts:
         key = _UNHASHABLE
         if writes:  # whatever the numbers are, such as a learning rate
             key = _key(argument_tensors(args, kwargs))
-        elif _only_makes_tensors(func):
+        elif only_makes_tensors(func):
             key = _key((args, tuple(kwargs.items())))
         if key is _UNHASHABLE:
             return call_on_meta(func, args, kwargs)
@@ -66,18 +65,6 @@ def call_on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     if any(argument.name == "device" for argument in schema(func).arguments):
         kwargs = {**kwargs, "device": torch.device("meta")}
     return func(*args, **kwargs)
-
-
-def call_on_zeros(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the result of an operator that has no meta kernel: its layout is that of one on the host."""
-
-    def real(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.is_meta and tensor.numel() > _MOST_ZEROS:
-            raise RuntimeError
-        return torch.zeros_like(tensor, device="cpu") if tensor.is_meta else tensor
-
-    args, kwargs = tree_map_only(torch.Tensor, real, (args, kwargs))
-    return tree_map_only(torch.Tensor, as_meta, func(*args, **kwargs))
 
 
 def _grouped_product(
@@ -146,7 +133,7 @@ def meta_like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @cache
-def _only_makes_tensors(func: Any) -> bool:
+def only_makes_tensors(func: Any) -> bool:
     """Whether the operator neither writes into its arguments nor returns views, and returns tensors
     only."""
     declared = schema(func)

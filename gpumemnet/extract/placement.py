@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
 from typing import Any, Final
 from weakref import WeakValueDictionary
@@ -29,7 +29,6 @@ from gpumemnet.extract.known_layouts import (
     argument_tensors,
     as_meta,
     call_on_meta,
-    call_on_zeros,
     written_arguments,
 )
 from gpumemnet.extract.sparse_tensors import result_on_meta
@@ -364,10 +363,10 @@ class KnownValues(DispatchMode):
             try:
                 return self._missing_values.result(func, args, kwargs, unknown)
             except UnknownValueError:
-                if not (has_no_shape or is_foreign):
-                    with suppress(RuntimeError):
-                        return call_on_zeros(func, args, kwargs)
-                raise
+                result = NotImplemented if is_foreign else result_on_meta(func, args, kwargs)
+                if has_no_shape or result is NotImplemented:
+                    raise
+                return result
         writes = self._writes.get(func)
         if writes is None:
             writes = self._writes[func] = written_arguments(func)

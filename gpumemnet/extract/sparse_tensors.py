@@ -7,13 +7,16 @@ The number of non-zeros is known: it is the length of the values.  A sum of equa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from gpumemnet.torch_private.names import dense_parts, is_sparse, schema
+from gpumemnet.extract.known_layouts import meta_like, only_makes_tensors
+from gpumemnet.torch_private.names import dense_parts, is_sparse, schema, tree_map_only
 
+_MOST_ZEROS: Final = 2**26
 _COO: Final = torch.sparse_coo
 _TRANSPOSED: Final = {
     torch.sparse_csr: torch.sparse_csc,
@@ -36,15 +39,41 @@ def meta_copy(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def result_on_meta(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return the result of an operator of which an argument is sparse; ``NotImplemented`` where no
-    rule is known."""
+    """Return the result of an operator of which an argument is sparse, or that has no meta kernel: by
+    a rule, or as the host computes one; ``NotImplemented`` where there is neither."""
     rule = _RULES.get(schema(func).name)
-    if rule is None:
-        return NotImplemented
     arguments = {
         argument.name: value for argument, value in zip(schema(func).arguments, args, strict=False)
     } | dict(kwargs)
-    return rule(arguments)
+    result = NotImplemented if rule is None else rule(arguments)
+    if result is NotImplemented and only_makes_tensors(func):
+        with suppress(RuntimeError):  # the host lacks the kernel
+            args, kwargs = tree_map_only(Tensor, _on_host, (args, dict(kwargs)))
+            return tree_map_only(Tensor, _on_meta, func(*args, **kwargs))
+    return result
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    """Zeros in the place of a meta tensor; a sparse one has as many non-zeros, each at a place of
+    its own."""
+    values = dense_parts(tensor)[-1]
+    if not values.is_meta or values.numel() > _MOST_ZEROS:
+        return tensor
+    if not is_sparse(tensor):
+        return torch.zeros_like(tensor, device="cpu")
+    size = tensor.shape[: tensor.ndim - values.ndim + 1]
+    places = torch.arange(len(values)) % max(size.numel(), 1)
+    made = torch.sparse_coo_tensor(
+        torch.stack(torch.unravel_index(places, size)),
+        torch.zeros(values.shape, dtype=values.dtype),
+        tensor.size(),
+        is_coalesced=tensor.layout is not _COO or tensor.is_coalesced(),
+    )
+    return made if tensor.layout is _COO else made.to_sparse(layout=tensor.layout)
+
+
+def _on_meta(tensor: Tensor) -> Tensor:
+    return meta_copy(tensor) if is_sparse(tensor) else meta_like(tensor)
 
 
 def _empty_like(tensor: Tensor) -> Tensor:

@@ -117,7 +117,7 @@ _SORTED_LISTS: Final = 3
 def sparse_product(matrix: Tensor, dense: Tensor, result: Tensor) -> tuple[Scratch, ...]:
     """Return the scratch memory of the product of ``matrix`` and ``dense``; nothing for another
     layout than COO."""
-    if matrix.layout is not torch.sparse_coo:
+    if matrix.layout is not torch.sparse_coo or matrix.ndim > 2:
         return ()
     rows, columns = result.shape
     count = len(dense_parts(matrix)[-1])

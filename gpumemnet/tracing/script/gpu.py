@@ -154,6 +154,8 @@ class GpuRequests(TorchFunctionMode):
         if given is not None:
             if func is Tensor.type_as:
                 func = Tensor.to
+            if func is torch.as_tensor or func is torch.asarray:
+                return self._move(Tensor.to, given, args[1:], named)
             if func is Tensor.to or func is Tensor.cuda or func is Tensor.cpu:
                 return self._move(func, given, args[1:], named)
             if func is Tensor.share_memory_ and (
@@ -237,7 +239,8 @@ class GpuRequests(TorchFunctionMode):
             result = func(*args, **named)
             if isinstance(result, Tensor):
                 is_filled = func is torch.empty and _keeps_values(result)  # by a collective, say
-                if (func in _KNOWN or is_filled) and result.numel() <= MOST_NUMBERS:
+                is_known = given is None and (func in _KNOWN or is_filled)
+                if is_known and result.numel() <= MOST_NUMBERS:
                     real = func(*args, **{**named, "device": _HOST})
                     if _keeps_values(result) or _is_constant(func, args, result):
                         result = real

@@ -20,6 +20,8 @@ from operator import le
 from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any, Final, NoReturn
 
+import torch
+
 from gpumemnet.errors import ExtractError
 from gpumemnet.gpu import DeviceProfile
 from gpumemnet.launchers.programs import DRIVER
@@ -91,6 +93,18 @@ def preparations(
     def without_graph(module: Any) -> None:
         module.SummaryWriter.add_graph = lambda *args, **kwargs: note("add_graph was left out")
 
+    def without_export(module: Any) -> None:
+        def export(model: Any, args: Any = (), *others: object, **options: object) -> Any:
+            note("torch.onnx.export was left out, but for a pass of its model")
+            with torch.no_grad():
+                model(*(args if isinstance(args, tuple) else (args,)))
+            return SimpleNamespace(save=lambda *args, **kwargs: None)
+
+        module.export = export
+
+    def draw_once(module: Any) -> None:  # VonMises rejects until all values are accepted
+        vars(module)["_rejection_sample"] = lambda loc, concentration, ratio, start: loc + start
+
     def without_library(module: Any) -> None:  # of CUDA
         module.get_cuda_specs = lambda: None
 
@@ -98,6 +112,8 @@ def preparations(
         "pynvml": lambda module: _answer_nvml(module, device, memory, count),
         "torch.utils.tensorboard.writer": without_graph,
         "tensorboardX.writer": without_graph,
+        "torch.onnx": without_export,
+        "torch.distributions.von_mises": draw_once,
         "accelerate.utils.fsdp_utils": _shard_in_place,
         "torch.distributed.run": _start_torchrun,
         _FLASH: lambda module: note(_STANDS_IN),
@@ -234,7 +250,6 @@ def _flash_package(module: Any) -> None:
 
 
 def _flash(*inputs: Any, causal: bool = False, scale: float | None = None) -> Any:
-    import torch
 
     attend = torch.ops.aten._scaled_dot_product_flash_attention
     return attend(*inputs, 0.0, causal, scale=scale)
