@@ -147,6 +147,8 @@ class GpuRequests(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         named = dict(kwargs or {})
+        if not args and func is not torch.where:  # the rules below look at the first argument
+            args = tuple(named.pop(name) for name in ("data", "input", "tensors") if name in named)
         given = args[0] if args and isinstance(args[0], Tensor) else None
         for tensor in argument_tensors(args, {}):
             if self._is_trained(tensor):
@@ -253,7 +255,14 @@ class GpuRequests(TorchFunctionMode):
             dtype = named.get("dtype") or torch.get_default_dtype()
             if dtype.is_floating_point:
                 return self._on_host(partial(func, *args, **{**named, "device": _META}))
-        result = func(*args, **named)
+        try:
+            result = func(*args, **named)
+        except RuntimeError as error:
+            if "while checking arguments for" not in str(error):
+                raise
+            # it compares devices before any operator runs: its known numbers become meta, too
+            args, named = map_tensors((args, named), self._meta_on_gpu)
+            result = func(*args, **named)
         if device is None:
             self._follow_arguments(func, args, named, result)
         if given is not None:

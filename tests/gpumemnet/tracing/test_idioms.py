@@ -22,6 +22,8 @@ assert pickle.loads(pickle.dumps(torch.cuda.device_count))() == 1
 assert (open.__name__, print.__name__) == ("open", "print")
 model = nn.Linear(256, 256).cuda()
 nn.Linear(16384, 16384).to("meta")
+beams = torch.tensor(data=[[0]], device="cuda")
+assert torch.take_along_dim(input=model.weight, indices=beams, dim=1).shape == (256, 1)
 row = nn.Parameter(torch.arange(4.0, device="cuda"))
 (nn.LazyLinear(4).cuda()(row) * row * torch.randn(3, 1).expand(3, 4).cuda()[[0, 1]]).sum().backward()
 assert torch.ones(3, 1).expand(3, 4).cuda().stride() == (4, 1)
