@@ -37,7 +37,6 @@ if TYPE_CHECKING:
         layer_sequence,
     )
     from gpumemnet.predict.prediction import (
-        Estimator,
         Prediction,
         PredictionOptions,
         PredictionTable,
@@ -63,7 +62,6 @@ _MODULE_OF = {
         ("job_from_dict", "job_from_json", "job_to_dict", "job_to_json"), "gpumemnet.job.json_codec"
     ),
     "BundleCard": "gpumemnet.predict.bundle_card",
-    "Estimator": "gpumemnet.predict.prediction",
     "GpumemnetError": "gpumemnet.errors",
     "JobTable": "gpumemnet.job.job_table",
     "Layer": "gpumemnet.job.layers",
@@ -87,7 +85,6 @@ __all__ = [
     "Prediction",
     "PredictionOptions",
     "PredictionTable",
-    "Estimator",
     "FEATURE_COLUMNS",
     "GpumemnetError",
     "JobTable",

@@ -10,7 +10,6 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from datetime import datetime
 from typing import (
     Any,
     Final,
@@ -18,7 +17,6 @@ from typing import (
     Self,
     TypedDict,
     TypeVar,
-    Unpack,
 )
 
 import numpy as np
@@ -74,56 +72,6 @@ class Device(TypedDict, total=False):
     gpu: Required[str]
     mig: str | None
     free_mib: int | None
-
-
-class SearchOptions(TypedDict, total=False):
-    """The options of a search for the largest batch.
-
-    Attributes:
-        gpu: where the job is to run, such as ``A100`` or ``A100/3g.20gb``; the GPU that the model
-            learned from unless given.
-        mig: the MIG profile, unless ``gpu`` names it.
-        free_mib: memory free there now; all that an empty one has unless given.
-        coverage: share of jobs that stay below a limit.
-        encoder: ``mlp`` or ``transformer``.
-        max_batch: the largest batch size to look at.
-    """
-
-    gpu: str | None
-    mig: str | None
-    free_mib: int | None
-    coverage: float
-    encoder: str | None
-    max_batch: int
-
-
-class Observed(TypedDict, total=False):
-    """The memory that one run of a job really took; see :mod:`gpumemnet.site.observations` for the
-    values allowed.
-
-    Attributes:
-        prediction_id: id of the prediction that the job was scheduled with.
-        job: the job itself, where there is no such id.
-        gpu: GPU that it ran on; needed with a job.
-        source: who measured, such as ``nvml_process`` or ``slurm_gpumem``.
-        peak_mib, peak_bytes: the most that it took; one of the two.
-        oom: whether it ran out of memory: it needed more than the peak and the limit.
-        limit_mib, limit_bytes: the memory that it could have had.
-        observed_at: when it ended, with its time zone.
-        idempotency_key: the same observation sent again under the same key is stored once.
-    """
-
-    prediction_id: str
-    job: TrainingJob
-    gpu: str
-    source: str
-    peak_mib: int
-    peak_bytes: int
-    oom: bool
-    limit_mib: int
-    limit_bytes: int
-    observed_at: datetime
-    idempotency_key: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,12 +220,16 @@ class Client:
         body = {"jobs": [job_to_dict(job) for job in jobs], **members}
         return self._ask("/v1/predict/batch", read, body)
 
-    def batch_sizes(self, job: TrainingJob, **options: Unpack[SearchOptions]) -> BatchSizes:
+    def batch_sizes(self, job: TrainingJob, **options: Any) -> BatchSizes:
         """The largest batches that fit a GPU, and memory against batch size.
 
         Args:
             job: the job; its own batch size does not matter.
-            options: see :class:`SearchOptions`.
+            options: ``gpu``, where the job is to run, such as ``A100`` or ``A100/3g.20gb``; ``mig``,
+                the MIG profile, unless ``gpu`` names it; ``free_mib``, memory free there now, that
+                of an empty one unless given; ``coverage``, the share of jobs that stay below a
+                limit; ``encoder``, ``mlp`` or ``transformer``; and ``max_batch``, the largest batch
+                size to look at.
 
         Raises:
             ServiceError: as :meth:`predict`.
@@ -291,17 +243,22 @@ class Client:
         body = {"job": job_to_dict(job), **_given(options)}
         return self._ask("/v1/batch-sizes", read, body)
 
-    def observe(self, **observed: Unpack[Observed]) -> dict[str, Any]:
+    def observe(self, **observed: Any) -> dict[str, Any]:
         """Tell the service what a job really took; returns its answer once that is stored.
 
         Args:
-            observed: see :class:`Observed`; the id of the prediction, or the job and its GPU, the
-                source and the peak.
+            observed: ``prediction_id``, the id of the prediction that the job was scheduled with, or
+                else ``job`` and ``gpu``; ``source``, who measured, such as ``nvml_process`` or
+                ``slurm_gpumem``; ``peak_mib`` or ``peak_bytes``, the most that it took; ``oom``,
+                whether it ran out of memory: it needed more than the peak and the limit;
+                ``limit_mib`` or ``limit_bytes``, the memory that it could have had; ``observed_at``,
+                a datetime with its time zone; and ``idempotency_key``: the same observation sent
+                again under the same key is stored once.
 
         Raises:
             ServiceError: as :meth:`predict`.
         """
-        members: dict[str, Any] = {**observed}
+        members = {**observed}
         if observed.get("job") is not None:
             members["job"] = job_to_dict(observed["job"])
         if observed.get("observed_at") is not None:

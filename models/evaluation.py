@@ -6,14 +6,12 @@ all plain vision transformers together.  In the second, every source is held out
 learned of a source can be how it ran its jobs, and not what jobs take.  Every estimator is trained
 anew for each fold, line and bounds included.
 
-GPUMemNet's own figures stand beside the readings that it was trained on (arXiv 2602.17817, tables 2
-to 4).  Its tables have accuracy only.  The other figures matter to a scheduler: an under-predicted
-job runs out of memory, an over-predicted one wastes it.
+An under-predicted job runs out of memory, an over-predicted one wastes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -51,18 +49,6 @@ TREES: Final = "boosted trees"
 TREES_GROWN: Final = 150
 FEWEST_ROWS: Final = 20
 """Sources with fewer rows of a family have no row in the table."""
-PUBLISHED: Final[Mapping[tuple[str, str], str]] = {
-    (
-        "published_mlp_a100",
-        "mlp",
-    ): "1,000 MiB: 0.95, 0.97 (0.97, 0.95); 2,000: 0.97, 0.98 (0.98, 0.97)",
-    ("published_cnn_a100", "cnn"): "8,000 MiB: 0.82, 0.81 (0.58, 0.61)",
-    ("published_transformer_a100", "transformer"): "8,000 MiB: 0.87, 0.85 (0.75, 0.58)",
-}
-"""Source and family → accuracy that GPUMemNet reports for its MLP-based and its transformer-based
-estimator.  In parentheses stands what both reach when they are trained on the rows at hand
-(``research/estimators/gpumemnet_paper.py`` at commit fecd033f, five folds by architecture): all 3,000 MLPs, 208 of
-9,000 CNNs, 167 of 5,011 transformers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +226,6 @@ def _figures(
 _HEADINGS: Final = (
     *("held out", "source", "family", "rows", "estimator", "median error", "90th percentile"),
     *("1,000 MiB", "2,000 MiB", "8,000 MiB", "below the 99 % limit", "limit over request"),
-    "GPUMemNet's own",
 )
 
 
@@ -248,7 +233,6 @@ def markdown_table(figures: Sequence[Figures]) -> str:
     """The table of all estimators; source by source, so that estimators stand below each other."""
     rows = []
     for one in sorted(figures, key=lambda one: (one.split, one.source, one.family)):
-        published = PUBLISHED.get((one.source, one.family), "") if one.split == "family" else ""
         cells = (
             *(one.split, one.source, one.family, f"{one.rows:,}", one.estimator),
             *(f"{100 * share:.2f} %" for share in (one.median_error, one.p90_error)),
@@ -256,7 +240,7 @@ def markdown_table(figures: Sequence[Figures]) -> str:
                 f"{share:.3f}"
                 for share in (one.accuracy_1000, one.accuracy_2000, one.accuracy_8000)
             ),
-            *(f"{100 * one.covered:.1f} %", f"{one.limit_over_request:.2f}", published),
+            *(f"{100 * one.covered:.1f} %", f"{one.limit_over_request:.2f}"),
         )
         rows.append(f"| {' | '.join(cells)} |")
     heading = f"| {' | '.join(_HEADINGS)} |\n|{'---|' * len(_HEADINGS)}"

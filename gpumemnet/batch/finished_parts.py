@@ -27,7 +27,7 @@ from gpumemnet.job.job_files import JobFile, is_url, local_path
 from gpumemnet.job.table_reader import CHUNK_ROWS
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 _VERSION: Final = 2
 """Version of the form of parts; increase it when the form changes."""
@@ -179,7 +179,6 @@ class Output:
         self._parts = parts
         self._path = parts.folder / f"{STAGING_PREFIX}joined"
         self._rejected_path = parts.folder / f"{STAGING_PREFIX}rejected"
-        self._held: list[pa.Table] = []
         with no_room(parts.folder):
             self._stream = self._path.open("wb")
             self._rejected = self._rejected_path.open("wb")
@@ -203,9 +202,7 @@ class Output:
                 _append(self._parts.answers(part), self._stream)
             else:
                 content = self._parts.answers(part).read_bytes()
-                self._held.append(pa.ipc.open_stream(content).read_all())
-                if sum(map(len, self._held)) >= PART_ROWS:
-                    self._flush()
+                self._writer.write_table(pa.ipc.open_stream(content).read_all())
             if self._parts.rejected(part).exists():
                 _append(self._parts.rejected(part), self._rejected)
 
@@ -213,7 +210,6 @@ class Output:
         """Publishes the rejected rows and, unless all were rejected, the output; both replace older
         files."""
         with no_room(self._out):
-            self._flush()
             self._close()
             rejected = rejected_file(self._out)
             if total.rejected:
@@ -232,15 +228,6 @@ class Output:
                 stream.flush()
                 os.fsync(stream.fileno())
                 stream.close()
-
-    def _flush(self) -> None:
-        """Writes the parts on hold as row groups; parts of few rows share one."""
-        import pyarrow as pa
-
-        if self._held and self._writer is not None:
-            table = pa.concat_tables(self._held).unify_dictionaries()
-            self._writer.write_table(table, row_group_size=PART_ROWS)
-        self._held = []
 
 
 def rejected_file(out: Path) -> Path:

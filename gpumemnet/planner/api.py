@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gpumemnet.cudnn.session import OFF
 from gpumemnet.errors import ExtractError, InvalidRequestError, MissingExtraError
 from gpumemnet.extract.extraction import DEFAULT_GPU
-from gpumemnet.extract.factory import build, factory_request, source_code
+from gpumemnet.extract.factory import factory_request
 from gpumemnet.gpu import asked_profile, available_mib, verdict, with_available
 from gpumemnet.launchers.launch_line import PROGRAMS_MODULE, Launch
 from gpumemnet.named.catalogue import NamedModel, find_model
@@ -38,6 +38,7 @@ from gpumemnet.tracing.api import (
     TraceRequest,
     checked_request,
     checked_torch,
+    factory_model,
     request_from_dict,
 )
 from gpumemnet.tracing.script.start import script_call, script_document
@@ -371,26 +372,11 @@ def _plan_script(document: dict[str, Any]) -> dict[str, Any]:
 
 def _plan(document: dict[str, Any]) -> dict[str, Any]:
     request = plan_request_from_dict(document["request"])
-    code = source_code(document)
-    _LOG.info("importing torch")
-    torch_notes = checked_torch()
-    from gpumemnet.extract.placement import MissingValues
-    from gpumemnet.planner.plan_choice import plan_request
-    from gpumemnet.torch_private.training import without_dynamo
-    from gpumemnet.tracing.missing_values import GuessedValues, guess_of
+    with factory_model(document, request.trace.options) as (model, inputs, options, guesses):
+        notes = checked_torch()
+        from gpumemnet.planner.plan_choice import plan_request
 
-    _LOG.info("building the model")
-    options = request.trace.options
-    missing_values = GuessedValues() if options.best_effort else MissingValues(guess_of)
-    with without_dynamo():
-        built, inputs = build(document, code, missing_values)
-        if built.loss is not None:
-            options = replace(options, loss=built.loss)
-        answer = plan_request(
-            built.model,
-            inputs,
-            replace(request, trace=replace(request.trace, options=options)),
-            torch_notes,
-        )
-    before = replace(answer.before, notes=(*missing_values.notes, *answer.before.notes))
+        trace = replace(request.trace, options=options)
+        answer = plan_request(model, inputs, replace(request, trace=trace), notes)
+    before = replace(answer.before, notes=(*guesses.notes, *answer.before.notes))
     return plan_answer_to_dict(replace(answer, before=before))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol, overload
+from typing import Any, Final, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,6 @@ from gpumemnet.gpu import (
     device_profile,
     grown_context,
 )
-from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import describe
 from gpumemnet.predict.bundle_card import BundleCard
 from gpumemnet.predict.distribution import BinScheme, MemoryDistribution
@@ -426,18 +425,3 @@ class PredictionTable(Sequence[Prediction]):
             version=model.version,
             label_source=model.label_source,
         )
-
-
-class Estimator(Protocol):
-    """Interface of everything that predicts the memory of jobs."""
-
-    def predict_table(
-        self, jobs: JobTable, *, bins: BinScheme | None = None, coverage: float = DEFAULT_COVERAGE
-    ) -> PredictionTable:
-        """Returns one prediction per job, in order.
-
-        Raises:
-            InvalidRequestError: when the estimator does not offer the coverage.
-            UnsupportedJobError: when the estimator does not support a job's family.
-        """
-        ...

@@ -9,7 +9,8 @@ torch; the first call does.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,6 +29,9 @@ from gpumemnet.tracing.result import TraceAnswer, answer_from_dict, answer_to_di
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
+
+    from gpumemnet.extract.module_calls import ModelInputs
+    from gpumemnet.extract.placement import MissingValues
 
 LOSSES: Final = ("auto", "cross_entropy", "mse", "bce", "mean")
 """Names of losses; ``auto`` takes the model's own loss, or one that fits its output."""
@@ -472,18 +476,32 @@ def trace_file(
 
 
 def _trace_in_child(document: dict[str, Any]) -> dict[str, Any]:
-    request, code = request_from_dict(document), source_code(document)
+    request = request_from_dict(document)
+    with factory_model(document, request.options) as (model, inputs, options, guesses):
+        answer = trace_request(model, inputs, replace(request, options=options))
+    return answer_to_dict(replace(answer, notes=(*guesses.notes, *answer.notes)))
+
+
+@contextmanager
+def factory_model(
+    document: Mapping[str, Any], options: TraceOptions
+) -> Iterator[tuple[nn.Module, ModelInputs, TraceOptions, MissingValues]]:
+    """Context of what a factory builds: the model, what it is called with, the options with its own
+    loss, and the values that were guessed.
+
+    Args:
+        document: of :func:`gpumemnet.extract.factory.factory_request`.
+        options: how the model is trained.
+    """
+    code = source_code(document)
     _LOG.info("importing torch")
     from gpumemnet.extract.placement import MissingValues
     from gpumemnet.torch_private.training import without_dynamo
     from gpumemnet.tracing.missing_values import GuessedValues, guess_of
 
     _LOG.info("building the model")
-    missing_values = GuessedValues() if request.options.best_effort else MissingValues(guess_of)
+    guesses = GuessedValues() if options.best_effort else MissingValues(guess_of)
     with without_dynamo():
-        built, inputs = build(document, code, missing_values)
-        options = (
-            request.options if built.loss is None else replace(request.options, loss=built.loss)
-        )
-        answer = trace_request(built.model, inputs, replace(request, options=options))
-    return answer_to_dict(replace(answer, notes=(*missing_values.notes, *answer.notes)))
+        built, inputs = build(document, code, guesses)
+        own = options if built.loss is None else replace(options, loss=built.loss)
+        yield built.model, inputs, own, guesses

@@ -74,10 +74,7 @@ class StepChart:
         reserved_bytes: reserved bytes and context at each point, as ``nvidia-smi`` shows them.
         positions: start of each point's interval on the axis from 0 to 1, followed by 1.
         phases: names with start and end on the axis.
-        peak: index of the marked point.
-        is_run_peak: whether that is the peak of the run, to which the answer's parts refer.  It may
-            lie outside the step in steady state, for example in the first step; then the maximum of
-            the step is marked.
+        peak: index of the marked point, the most of this step.
     """
 
     bands: dict[str, NDArray[np.int64]]
@@ -85,7 +82,6 @@ class StepChart:
     positions: NDArray[np.float64]
     phases: tuple[tuple[str, float, float], ...]
     peak: int
-    is_run_peak: bool
 
     @property
     def used_bytes(self) -> NDArray[np.int64]:
@@ -107,18 +103,12 @@ def step_chart(answer: TraceAnswer) -> StepChart:
         )
     amounts = np.array(curve.bytes_by_class, dtype=np.int64).reshape(len(curve.classes), -1)
     totals = amounts.sum(axis=0)
-    parts = np.array([answer.parts.get(name, 0) for name in curve.classes], dtype=np.int64)
-    alike = np.flatnonzero((amounts == parts[:, np.newaxis]).all(axis=0))
-    marked = int(alike[0]) if alike.size else int(totals.argmax())
     names, bounds, edges = _phases((*curve.phases,), len(totals))
     cuts = np.unique(
         np.concatenate((np.linspace(0, len(totals), MAX_POINTS - len(names), dtype=int), bounds))
     )
     events = np.array(
-        [
-            marked if start <= marked < end else start + totals[start:end].argmax()
-            for start, end in pairwise(cuts.tolist())
-        ]
+        [start + totals[start:end].argmax() for start, end in pairwise(cuts.tolist())]
     )
     outside = [answer.parts[part] for part in ("context", "communicator")]
     rows = {
@@ -132,8 +122,7 @@ def step_chart(answer: TraceAnswer) -> StepChart:
         phases=tuple(
             (name, start, end) for name, (start, end) in zip(names, pairwise(edges), strict=True)
         ),
-        peak=int(np.flatnonzero(events == marked)[0]),
-        is_run_peak=bool(alike.size),
+        peak=int(totals[events].argmax()),
     )
 
 
@@ -289,31 +278,17 @@ def draw_step(axes: Axes, answer: TraceAnswer, chart: StepChart, highest_bytes: 
                 ha="center",
                 color=QUIET,
             )
+    phase = [name for name, start, _ in chart.phases if start <= chart.positions[peak]][-1]
     x = (chart.positions[peak] + chart.positions[peak + 1]) / 2
     axes.plot([x], [edge[peak]], marker="o", markersize=6, color=INK, markeredgecolor="#ffffff")
     axes.text(
         x,
         0.985 * top,
-        "\n".join(_short(line, 40) for line in _peak_lines(answer, chart)),
+        f"most of this step: {edge[peak]:,.2f} GiB in use, {phase}",
         ha="left" if x < 0.5 else "right",
         va="top",
         fontsize=9,
         parse_math=False,
-    )
-
-
-def _peak_lines(answer: TraceAnswer, chart: StepChart) -> tuple[str, ...]:
-    """Return lines on the marked point: its phase and bytes, the operator that allocated, and its
-    module."""
-    used, peak = chart.used_bytes[chart.peak] / GIB, answer.peak
-    phase = [name for name, start, _ in chart.phases if start <= chart.positions[chart.peak]][-1]
-    if chart.is_run_peak:
-        module = (f"in {peak.module}",) if peak.module else ()
-        return f"peak: {used:,.2f} GiB in use, {phase}", peak.operator, *module
-    step = f", step {peak.step}" if peak.step else ""
-    return (
-        f"most of this step: {used:,.2f} GiB in use, {phase}",
-        f"the run's peak is elsewhere: {peak.phase}{step}",
     )
 
 

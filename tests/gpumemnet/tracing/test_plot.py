@@ -32,7 +32,6 @@ def answer() -> TraceAnswer:
 
 def test_the_bands_at_the_peak_are_the_answers_parts(answer: TraceAnswer) -> None:
     chart = step_chart(answer)
-    assert chart.is_run_peak
     at_peak = {part: int(band[chart.peak]) for part, band in chart.bands.items()}
     assert at_peak == {name: size for name, size in answer.parts.items() if name in at_peak}
     assert sum(at_peak.values()) == sum(answer.parts.values()) - answer.parts["fragmentation"]
