@@ -89,6 +89,8 @@ _PICKS: Final = _SORTS | {
 _PICKING: Final = _functions("topk", "argmax", "max", "sort", "argsort", "multinomial")
 _LARGE_NUMBER: Final = 100
 """What a floating-point number is where conditions are the opposite: more than most thresholds."""
+_SMALL_NUMBER: Final = 1e-30
+"""What it is otherwise: unlike 0 it has a logarithm, and can be divided by."""
 
 
 def _layout(tensor: Tensor) -> tuple[Any, ...]:
@@ -229,7 +231,7 @@ class ReadValues(MissingValues):
         self.note("a value read from the GPU was taken to be", f" {number:,}")
         if tensor.dtype.is_complex:
             return complex(number)
-        return float(number) if tensor.dtype.is_floating_point else int(number)
+        return float(number or _SMALL_NUMBER) if tensor.dtype.is_floating_point else int(number)
 
     def _number(self, dtype: torch.dtype, is_lost: bool) -> float:
         place = running_place() if is_lost else None
