@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import wraps
 from typing import Any, Final
 from weakref import WeakValueDictionary
@@ -38,6 +38,7 @@ from gpumemnet.torch_private.names import (
     aten,
     id_of_storage,
     is_sparse,
+    python_function,
     replaced,
     schema,
     seen_within_operators,
@@ -364,6 +365,9 @@ class KnownValues(DispatchMode):
                 return self._missing_values.result(func, args, kwargs, unknown)
             except UnknownValueError:
                 result = NotImplemented if is_foreign else result_on_meta(func, args, kwargs)
+                if is_foreign and (python := python_function(func)) is not None:
+                    with suppress(Exception):  # of any kind, where it needs more than shapes
+                        result = python(*args, **kwargs)
                 if has_no_shape or result is NotImplemented:
                     raise
                 return result

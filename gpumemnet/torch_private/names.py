@@ -342,6 +342,15 @@ def operator_packet(operator: Any) -> Any:
     return operator._overloadpacket
 
 
+_CUSTOM_OPERATORS: Final = TorchName("torch._library.custom_ops:OPDEFS")
+"""To run operators that do not describe their output."""
+
+
+def python_function(operator: Any) -> Callable[..., Any] | None:
+    """The function of an operator that ``torch.library.custom_op`` has made; ``None`` for others."""
+    return getattr(_CUSTOM_OPERATORS.value().get(schema(operator).name), "_init_fn", None)
+
+
 def without_function_modes() -> AbstractContextManager[object]:
     """Context in which no ``TorchFunctionMode`` sees what is called."""
     return torch._C.DisableTorchFunction()

@@ -217,6 +217,23 @@ def _distinct(elements: int, share: float) -> str:
     return f"was taken to find {_of(elements, share)} elements different"
 
 
+def _sparse(
+    tensor: Tensor, *others: Any, share: float = 1, is_csr: bool = False, **named: Any
+) -> tuple[Any, str]:
+    found = _part(tensor.numel(), share)
+    values = torch.empty(found, dtype=tensor.dtype, device="meta")
+    made = (
+        torch.sparse_csr_tensor(
+            _empty(len(tensor) + 1), _empty(found), values, tensor.shape, check_invariants=False
+        )
+        if is_csr
+        else torch.sparse_coo_tensor(
+            _empty(tensor.ndim, found), values, tensor.shape, check_invariants=False
+        )
+    )
+    return made, f"was taken to find {_of(tensor.numel(), share)} elements that are not zero"
+
+
 def _all_boxes(boxes: Tensor, *others: Any, share: float = 1) -> tuple[Any, str]:
     return _empty(
         _part(boxes.shape[0], share)
@@ -274,6 +291,8 @@ _GUESSES: Final[Mapping[str, _Guess]] = {
     "aten::bincount": _counts,
     "aten::_unique2": _unique,
     "aten::unique_dim": _unique_dim,
+    "aten::_to_sparse": _sparse,
+    "aten::_to_sparse_csr": partial(_sparse, is_csr=True),
     "aten::unique_consecutive": _unique_consecutive,
     "aten::_pack_padded_sequence": _packed,
     "aten::_nested_tensor_from_mask_left_aligned": _not_nested,
@@ -283,7 +302,16 @@ _GUESSES: Final[Mapping[str, _Guess]] = {
 
 
 _SELECTIONS: Final = frozenset(
-    {_nonzero, _masked_select, _indexed, _unique, _unique_dim, _unique_consecutive, _all_boxes}
+    {
+        _nonzero,
+        _masked_select,
+        _indexed,
+        _unique,
+        _unique_dim,
+        _unique_consecutive,
+        _all_boxes,
+        _sparse,
+    }
 )
 
 

@@ -32,6 +32,9 @@ bits = nn.Parameter(torch.zeros(4, dtype=torch.uint8, device="cuda"), requires_g
 padded = nn.utils.rnn.pad_sequence([model.bias, model.bias[:9]]).is_cuda
 assert padded and torch.ones(2).type_as(model.bias).is_cuda and nn.functional.one_hot(bits.long()).is_cuda
 with torch.cuda.graph(torch.cuda.CUDAGraph()): bits + 1
+sparse = torch.eye(4).to_sparse().cuda()
+assert len((sparse + sparse).coalesce().values()) == 4 and model.weight[:2].to_sparse()._nnz() == 512
+torch.distributions.VonMises(model.bias, model.bias.exp()).sample()
 torch.jit.trace(nn.Tanh(), model.bias).save("tanh.pt")
 assert torch.jit.load("tanh.pt")(model.bias).is_cuda and type(torch.ones(1).as_subclass(Kind).cuda()) is Kind
 nn.BatchNorm1d(4, affine=False).cuda().eval()(torch.ones(2, 4).cuda())
