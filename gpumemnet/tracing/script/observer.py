@@ -178,7 +178,7 @@ class ScriptObserver:
         self._whole: WholeRun | None = None
         self._is_counting = False
         self._in_engine = self._has_engine = False
-        self._end = 0
+        self._end = self._counted_from = 0
 
     @property
     def has_enough_steps(self) -> bool:
@@ -211,8 +211,6 @@ class ScriptObserver:
             calls: those of the script that ran.
         """
         if self.has_enough_steps:
-            if self.recorder.phase == GENERATION:
-                self.notes[GENERATION] = self._generation.sentence
             self.notes["deadline"] = (
                 f"time was up after {_counted(self._stepped.total())}: what the script does later was not looked at"
             )
@@ -232,6 +230,8 @@ class ScriptObserver:
     def note_running(self, error: BaseException) -> None:
         """Note the calls that the trace ended in, if a library trains, and loops whose rounds make
         optimizers."""
+        if self.has_enough_steps and self.recorder.phase == GENERATION:
+            self.notes[GENERATION] = self._generation.sentence
         calls = user_calls(error)
         if calls and (self.loaders.is_over is not None or self._whole):
             self.notes["calls"] = (
@@ -469,6 +469,7 @@ class ScriptObserver:
         self.recorder.classify_kept()
         if self.has_enough_steps and self.first is None:
             self.first = self.recorder.timeline()
+            self._counted_from = self.recorder.now()
             self.loops.has_stepped = True
             self.seen()
             self._end = self._boundaries + MORE_STEPS
@@ -480,23 +481,24 @@ class ScriptObserver:
         """End the script if enough of its whole run was seen."""
         if self.first is None or get_worker_info() is not None:  # a module that transforms data
             return
-        events = self.recorder.now() - len(self.first.events)
-        is_growing = self.recorder.phase == GENERATION
-        most = MORE_EVENTS_OF_GENERATION if is_growing else MORE_EVENTS
+        events = self.recorder.now() - self._counted_from
+        is_long = self.recorder.phase == GENERATION or self.loops.has_trained
+        most = MORE_EVENTS_OF_GENERATION if is_long else MORE_EVENTS
         is_enough = events > most and all(
             self._stepped[id(each)] != 1 for each in self._optimizers()
         )
-        if not (is_over or is_enough) or self.loops.has_trained:
+        if not (is_enough or (is_over and not self.loops.has_trained)):
             return
+        if self.loops.has_trained:
+            raise EnoughSteps
         self.seen()
         # The loaders of a library that trains can end, and so its epochs.
         if self.loops.training or (self.loaders.known and torch.is_grad_enabled()):
             self.loops.has_trained = True
             self.loaders.is_over = not self.loops.training or None
+            self._counted_from = self.recorder.now()
             shorten_alarm(REST_SECONDS)
             return
-        if is_growing:
-            self.notes[GENERATION] = self._generation.sentence
         self._whole = self.whole_run()
         self.recorder.close()
         raise EnoughSteps

@@ -39,12 +39,12 @@ from gpumemnet.units import MIB
 
 MORE_STEPS: Final = 64
 """Optimizer steps after the first ones."""
-REST_SECONDS: Final = 5.0
-"""Time for what follows these steps."""
+REST_SECONDS: Final = 10.0
+"""CPU time for what follows these steps."""
 MORE_EVENTS: Final = 20_000
 """Allocations and releases after the first steps."""
 MORE_EVENTS_OF_GENERATION: Final = 100_000
-"""The same if the run generates: no two of its passes are equal."""
+"""The same if the run generates, as no two of its passes are equal, and for what follows the steps."""
 GENERATION: Final = "generation"
 """Name of its phase."""
 _KERNELS: Final = ("fused", "foreach", "capturable")
