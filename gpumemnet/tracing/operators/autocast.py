@@ -97,7 +97,7 @@ def _in_region(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 def _lower_precision(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     # Factors lie on one device: beside a meta tensor, small ones with values are on the GPU too.
-    has_meta = any(map(_is_castable, (*args, *kwargs.values())))
+    has_meta = any(True for _ in _tensors((*args, *kwargs.values())))
     return _with_casts(original, torch.get_autocast_dtype("cuda"), args, kwargs, has_meta)
 
 

@@ -24,6 +24,8 @@ model = nn.Linear(256, 256).cuda()
 nn.Linear(16384, 16384).to("meta")
 beams = torch.tensor(data=[[0]], device="cuda")
 assert torch.take_along_dim(input=model.weight, indices=beams, dim=1).shape == (256, 1)
+with torch.autocast("cuda", torch.bfloat16):
+    torch.einsum("td,d->t", torch.arange(6).cuda().float().view(2, 3), torch.arange(3.0).cuda())
 row = nn.Parameter(torch.arange(4.0, device="cuda"))
 (nn.LazyLinear(4).cuda()(row) * row * torch.randn(3, 1).expand(3, 4).cuda()[[0, 1]]).sum().backward()
 assert torch.ones(3, 1).expand(3, 4).cuda().stride() == (4, 1)
