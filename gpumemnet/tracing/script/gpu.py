@@ -88,6 +88,8 @@ _SPARSE_CONSTRUCTORS: Final = frozenset(
 _OPERATORS_OF_TENSOR: Final = Tensor.__torch_dispatch__
 _SET_DATA: Final = Tensor.data.__set__  # type: ignore[attr-defined]  # a property of C++
 _HOST_ARRAYS: Final = frozenset({Tensor.numpy, Tensor.tolist, Tensor.__array__})
+_FEW: Final = 16
+"""As many numbers of a list are followed, such as a sum and its count."""
 _READS: Final = _HOST_ARRAYS | {Tensor.__bool__, Tensor.item, Tensor.__format__}
 _RANDOM: Final = frozenset(
     {torch.rand, torch.randn, torch.normal, torch.rand_like, torch.randn_like}
@@ -201,6 +203,8 @@ class GpuRequests(TorchFunctionMode):
             if func in _HOST_ARRAYS and (
                 is_unknown or self._values.is_assumed(given, is_picked=False)
             ):
+                if func is Tensor.tolist and given.ndim == 1 and len(given) <= _FEW:
+                    return list(map(self._values.item, given.unbind()))
                 copy = self._values.on_host(_name_of(func), given, is_lost=True)
                 return func(copy, *args[1:], **named)
             if is_unknown:
@@ -510,6 +514,8 @@ def _move_own(
         )
 
     own = own_parameters(module)
+    if isinstance(module, nn.RNNBase):  # weak references forbid a swap
+        module._flat_weight_refs = [None] * len(module._flat_weights_names)
     for name, parameter in own.items():
         if parameter is None:
             continue

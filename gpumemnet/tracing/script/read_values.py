@@ -295,7 +295,7 @@ class ReadValues(MissingValues):
         if not 0 < candidates <= most or not 0 < picks.numel() <= REAL_WHOLE_ELEMENTS:
             return result
         with names.unseen():
-            numbers = torch.arange(picks.numel()) % candidates
+            numbers = torch.arange(1, picks.numel() + 1) % candidates  # 0 is no frequency
             is_removed = picks.ndim < source.ndim or is_one
             if not is_removed and picks.ndim:
                 moved = torch.empty(picks.shape, device="meta").movedim(dim, -1)

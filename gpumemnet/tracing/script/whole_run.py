@@ -253,6 +253,8 @@ class _Batches:
         with suppress(Exception):  # a stream of samples, or batches of unlike sizes
             self._count = len(loader)
         self._last_second = monotonic() + _SECONDS
+        if not loader.num_workers:
+            self._batches = begin(loader)
 
     def __iter__(self) -> _Batches:
         return self
@@ -266,6 +268,8 @@ class _Batches:
         before, self._live_bytes = self._live_bytes, self._loaders.live_bytes()
         left, is_known = self._count - self._given, self._loaders.goes_on()
         if is_known:
+            if self._count and left < 0:
+                raise StopIteration
             if self._left is None:
                 self._left = self._loaders.chosen(self._loader)
             # Without no_grad, the graph of a batch lives until there is the next one.
@@ -293,7 +297,7 @@ class _Batches:
 def _longest_and_last(loader: DataLoader[Any]) -> tuple[Sequence[int] | None, Sequence[int] | None]:
     """Return the numbers of the samples in the longest batch, if samples differ in size, and in the
     last one, if it is smaller."""
-    data, sampler = loader.dataset, loader.batch_sampler
+    data, sampler = vars(loader)["dataset"], loader.batch_sampler
     if sampler is None or not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
         return None, None
     count = len(data)
@@ -347,7 +351,7 @@ def _collated(loader: DataLoader[Any], numbers: Sequence[int]) -> Any:
 
 
 def _samples(loader: DataLoader[Any], numbers: Sequence[int]) -> Any:
-    data: Any = loader.dataset
+    data: Any = vars(loader)["dataset"]  # of RecBole's, which gives another once it has begun
     if hasattr(data, "__getitems__"):
         return data.__getitems__(numbers)
     return [data[number] for number in numbers]
