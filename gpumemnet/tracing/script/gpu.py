@@ -88,8 +88,8 @@ _SPARSE_CONSTRUCTORS: Final = frozenset(
 _OPERATORS_OF_TENSOR: Final = Tensor.__torch_dispatch__
 _SET_DATA: Final = Tensor.data.__set__  # type: ignore[attr-defined]  # a property of C++
 _HOST_ARRAYS: Final = frozenset({Tensor.numpy, Tensor.tolist, Tensor.__array__})
-_FEW: Final = 16
-"""As many numbers of a list are followed, such as a sum and its count."""
+_FEW: Final = [(count,) for count in range(1, 17)]
+"""The numbers of lists of these shapes are followed, such as a sum and its count."""
 _READS: Final = _HOST_ARRAYS | {Tensor.__bool__, Tensor.item, Tensor.__format__}
 _RANDOM: Final = frozenset(
     {torch.rand, torch.randn, torch.normal, torch.rand_like, torch.randn_like}
@@ -203,7 +203,7 @@ class GpuRequests(TorchFunctionMode):
             if func in _HOST_ARRAYS and (
                 is_unknown or self._values.is_assumed(given, is_picked=False)
             ):
-                if func is Tensor.tolist and given.ndim == 1 and len(given) <= _FEW:
+                if func is Tensor.tolist and given.is_meta and given.shape in _FEW:
                     return list(map(self._values.item, given.unbind()))
                 copy = self._values.on_host(_name_of(func), given, is_lost=True)
                 return func(copy, *args[1:], **named)
@@ -515,7 +515,8 @@ def _move_own(
 
     own = own_parameters(module)
     if isinstance(module, nn.RNNBase):  # weak references forbid a swap
-        module._flat_weight_refs = [None] * len(module._flat_weights_names)
+        weights = vars(module)["_flat_weights_names"]
+        vars(module)["_flat_weight_refs"] = [None] * len(weights)
     for name, parameter in own.items():
         if parameter is None:
             continue
