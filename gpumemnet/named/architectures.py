@@ -56,11 +56,6 @@ def language_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"architectures": config.get("architectures"), **part}
 
 
-def is_decoder(kind: object) -> bool:
-    """Whether this ``model_type`` is a language model that reads earlier positions only."""
-    return kind in tables()["families"] and style_of(str(kind), {})[0].is_causal
-
-
 def network(config: Mapping[str, Any], tokens: int, *, is_joined: bool = False) -> Network:
     """Builds the network of a configuration.
 
