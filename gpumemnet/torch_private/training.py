@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import wraps
 from importlib import import_module
 from types import ModuleType
 from typing import Any, Final
@@ -48,7 +49,11 @@ def gpu_optimizers() -> AbstractContextManager[None]:
     asked for."""
 
     def with_meta(original: Callable[..., list[str]]) -> Callable[..., list[str]]:
-        return lambda *args, **kwargs: [*original(*args, **kwargs), "cuda", "meta"]
+        @wraps(original)  # TorchScript, of torch.distributed.optim, compiles the original
+        def supported(*args: object, **kwargs: object) -> list[str]:
+            return [*original(*args, **kwargs), "cuda", "meta"]
+
+        return supported
 
     return replaced((name, with_meta(name.value())) for name in (*_SUPPORTED, *_CAPTURABLE))
 

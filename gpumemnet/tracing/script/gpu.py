@@ -322,6 +322,9 @@ class GpuRequests(TorchFunctionMode):
         """Run ``tensor.new(…)``, which makes a tensor of the same type on the GPU."""
         if is_sparse(like) and len(args) > 1:
             return torch.sparse_coo_tensor(*args, check_invariants=False)
+        if len(args) == 1 and not isinstance(args[0], int | Tensor | torch.Size):
+            with self:
+                return torch.tensor(*args, dtype=like.dtype, device=GPU)
         if not like.is_meta:
             like = torch.empty(0, dtype=like.dtype, device=_META)
         made: Tensor = like.new(*args, **named)

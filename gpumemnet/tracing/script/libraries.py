@@ -7,6 +7,7 @@ is 0.
 from __future__ import annotations
 
 import ast
+import math
 import os
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from linecache import getlines
 from operator import le
 from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any, Final, NoReturn
+from unittest.mock import patch
 
 import torch
 
@@ -120,6 +122,7 @@ def preparations(
         "huggingface_hub.hf_api": lambda module: _push_nothing(module, note),
         "bitsandbytes.cuda_specs": without_library,
         "transformers.trainer": lambda module: _accumulate_once(module, note),
+        **dict.fromkeys(_LIGHTNING, _validate_last),
         "transformers.modeling_utils": lambda module: _take_flash(module, note),
         "transformers.modeling_flash_attention_utils": _flash_package,
         "transformers.integrations.hub_kernels": lambda module: _flash_kernels(module, note),
@@ -330,6 +333,32 @@ def _accumulate_once(module: Any, note: Callable[[str], None]) -> None:
         return loss
 
     module.Trainer.training_step = step
+
+
+_LIGHTNING: Final = tuple(
+    f"{name}.loops.training_epoch_loop" for name in ("lightning.pytorch", "pytorch_lightning")
+)
+
+
+def _validate_last(module: Any) -> None:
+    """Let Lightning validate where the loader of an epoch ends, which may be before the batch that
+    it counts to."""
+    kind = module._TrainingEpochLoop
+    run: Callable[..., Any] = kind.advance
+
+    def advance(loop: Any, *args: Any) -> Any:
+        try:
+            return run(loop, *args)
+        except StopIteration:
+            trainer, index = loop.trainer, loop.batch_idx
+            if trainer.check_val_every_n_epoch is None:
+                index = loop.total_batch_idx
+            if loop.batch_idx >= 0 and index + 1 < trainer.val_check_batch < math.inf:
+                with patch.object(trainer, "val_check_batch", index + 1):
+                    loop.on_advance_end(*args)
+            raise
+
+    kind.advance = advance
 
 
 _HANDLES: Final = ("Index", "UUID", "PciBusId", "Serial")
