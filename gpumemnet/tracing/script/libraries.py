@@ -343,7 +343,8 @@ _LIGHTNING: Final = tuple(
 def _validate_last(module: Any) -> None:
     """Let Lightning validate where the loader of an epoch ends, which may be before the batch that
     it counts to."""
-    kind = module._TrainingEpochLoop
+    kind: Any = vars(module)["_TrainingEpochLoop"]
+    count = kind.on_advance_end.__code__.co_argcount - 1  # 0 in versions before 2.2
     run: Callable[..., Any] = kind.advance
 
     def advance(loop: Any, *args: Any) -> Any:
@@ -355,7 +356,7 @@ def _validate_last(module: Any) -> None:
                 index = loop.total_batch_idx
             if loop.batch_idx >= 0 and index + 1 < trainer.val_check_batch < math.inf:
                 with patch.object(trainer, "val_check_batch", index + 1):
-                    loop.on_advance_end(*args)
+                    loop.on_advance_end(*args[:count])
             raise
 
     kind.advance = advance
