@@ -34,6 +34,8 @@ from gpumemnet.tracing.script.whole_run import called_name
 _NAME: Final = "_gpumemnet_rounds"
 _CONDITION: Final = "_gpumemnet_condition"
 _COUNTS: Final = "_gpumemnet_counts"
+_ALWAYS: Final = {ast.Eq: True, ast.Not: True, ast.NotEq: False}
+"""What a comparison, or ``not step % 1``, always is if it is that while its counter rises."""
 _RISES: Final = 2
 """How often a number has risen from one step to the next that is taken for a counter."""
 _CALM_ROUNDS: Final = 16
@@ -95,8 +97,8 @@ class Loops:
     ) -> None:
         self._recorder, self._is_inside, self.trained = recorder, is_inside, trained
         self._is_cut = is_cut
-        self._conditions: defaultdict[tuple[str, int, bool, bool], _Condition] = defaultdict(
-            _Condition
+        self._conditions: defaultdict[tuple[str, int, bool, bool, bool | None], _Condition] = (
+            defaultdict(_Condition)
         )
         self.waiting: dict[str, None] = {}
         """Places of conditions on counters that were never so, or always."""
@@ -154,12 +156,15 @@ class Loops:
             self.training.discard(place)
         self.making.discard(place)  # not where the trace ends within
 
-    def condition(self, place: tuple[str, int, bool, bool], holds: Any, *values: int) -> Any:
+    def condition(
+        self, place: tuple[str, int, bool, bool, bool | None], holds: Any, *values: int
+    ) -> Any:
         """Return whether a condition holds.
 
         Args:
-            place: file and line, column, whether what follows leaves a loop or function, and whether
-                it stays so once the counter is large enough.
+            place: file and line, column, whether what follows leaves a loop or function, whether it
+                stays so once the counter is large enough, and what it always is if it is that while
+                the counter rises: an equality such as ``step % 1 == 0`` true, its opposite false.
             holds: whether it does.
             values: the variables that it compares.
         """
@@ -173,7 +178,7 @@ class Loops:
             return holds
         known.met(step, [*values])
         leaves = place[2] and not holds
-        if (known.rises or 0) < _RISES or leaves:
+        if (known.rises or 0) < _RISES or leaves or holds is place[4]:
             return holds
         if not (self.has_trained or self._is_cut()):
             self.waiting[place[0]] = None
@@ -275,7 +280,9 @@ class _Changing(ast.NodeTransformer):
         if not numbers or None in numbers:
             return test
         stays = not any(isinstance(each, ast.Eq | ast.NotEq | ast.Mod) for each in ast.walk(test))
-        place: Any = f"{self._file} line {test.lineno}", test.col_offset, self._leaves, stays
+        line = f"{self._file} line {test.lineno}"
+        compares = type(getattr(test, "ops", [getattr(test, "op", None)])[0])
+        place: Any = line, test.col_offset, self._leaves, stays, _ALWAYS.get(compares)
         asked = _call(_CONDITION, ast.Constant(place), test, *numbers)
         # Another one stays as it is: where it stands tells what a trace takes it to be.
         return ast.copy_location(ast.IfExp(_call(_COUNTS, *numbers), asked, test), test)

@@ -342,10 +342,11 @@ for i in range(12):
     ),
     "scheduled": Case(  # at later steps: a copy of the weights, and outputs that are gathered
         """
-model, config = wide(2), {"copy": 700}
+model, config = wide(2), {"copy": 700, "every": 1}
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for i in range(1000):
     step(optimizer, model(torch.randn(16, 4096).cuda()).mean())
+    if (i + 1) % config["every"] != 0 or not (i + 1) % config["every"] == 0: more = torch.ones(2**28).cuda()
     if i == config["copy"]: copies = [p.detach().clone() for p in model.parameters()]
     if i > 2000: raise ValueError
     if (i + 1) // 800:
