@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -333,6 +334,21 @@ def _accumulate_once(module: Any, note: Callable[[str], None]) -> None:
         return loss
 
     module.Trainer.training_step = step
+    fetch = getattr(module.Trainer, "get_batch_samples", None)
+    first: list[Any] = []
+
+    def filled(*args: Any, **options: Any) -> Any:
+        # The loader of a later training gives few batches: they make two steps of its optimizer.
+        batches, items = fetch(*args, **options)  # type: ignore[misc]
+        most = options.get("num_batches") or args[2]
+        is_short = 0 < len(batches) < most
+        batches += [] if batches else first
+        first[:] = batches[:1] if is_short else []
+        batches += [copy(batches[0]) for _ in range(len(batches), most) if batches]
+        return batches, items
+
+    if fetch is not None:
+        module.Trainer.get_batch_samples = filled
 
 
 _LIGHTNING: Final = tuple(
