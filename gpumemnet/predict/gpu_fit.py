@@ -25,7 +25,6 @@ from gpumemnet.gpu import (
     verdict,
 )
 from gpumemnet.job.job_table import JobTable
-from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.distribution import MAX_BINS, BinScheme
 from gpumemnet.units import MIB, ceil_mib
@@ -102,28 +101,10 @@ def target(
         device: the caller's name of the device.
 
     Raises:
-        InvalidRequestError: when the GPU or profile is not in the catalogue, or the free memory is
-            impossible.
+        InvalidRequestError: when the GPU or profile is not in the catalogue.
     """
-    if not isinstance(name, str):
-        raise InvalidRequestError(f"must be the name of a GPU, not {describe(name)}", "gpu")
     if device is None and mig is None and free_mib is None:
         return _catalogue_target(name)
-    if free_mib is not None and (type(free_mib) is not int or not 0 <= free_mib <= MAX_FREE_MIB):
-        raise InvalidRequestError(
-            f"must be a whole number of MiB between 0 and {MAX_FREE_MIB}, not {describe(free_mib)}",
-            "free_mib",
-        )
-    if device is not None and (
-        not isinstance(device, str) or not 0 < len(device) <= MAX_DEVICE_NAME
-    ):
-        raise InvalidRequestError(
-            f"must be a text of 1 to {MAX_DEVICE_NAME} characters, not {describe(device)}", "id"
-        )
-    if mig is not None and (not isinstance(mig, str) or "/" in mig):
-        raise InvalidRequestError(
-            f"must be a MIG profile such as 3g.20gb, not {describe(mig)}", "mig"
-        )
     if mig is not None and "/" in name:
         raise InvalidRequestError(
             "must not stand beside a gpu that names a profile: give it once", "mig"
