@@ -105,6 +105,10 @@ SAVE: Final = TorchName("torch:save")
 """To write files with zeros for weights without values."""
 STATE_DICTS: Final = "torch.distributed.checkpoint.state_dict"
 """Module of the functions that gather what is saved of several ranks."""
+CHECKPOINTS: Final = tuple(
+    f"torch.distributed.checkpoint.state_dict_{name}" for name in ("saver", "loader")
+)
+"""Modules of the functions that save and load what several ranks hold."""
 FAKE_TENSORS: Final = TorchName("torch._subclasses.fake_tensor:FakeTensorMode")
 """To write files with zeros that take no memory."""
 WITHOUT_MODES: Final = TorchName("torch.utils._python_dispatch:_disable_current_modes")

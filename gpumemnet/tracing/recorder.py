@@ -352,7 +352,7 @@ class Recorder(DispatchMode):
 
     def live_bytes(self) -> int:
         """Return the bytes of all tensors that are on the GPU now."""
-        return sum(self._storages[index].size_bytes for index in self._live.values())
+        return sum(self._storages[index].size_bytes for index in list(self._live.values()))
 
     def levels_since(self, start: int) -> tuple[int, int]:
         """Return the most bytes on the GPU since the event ``start``, and those now."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -589,6 +590,17 @@ def present_gpu(
         # PyTorch's own moves shards to the device of their mesh, which is the host here.
         vars(module)["_gather_state_dict"] = gather
 
+    def checkpoint_nothing(module: Any) -> None:
+        def skipped(*args: object, **kwargs: object) -> Future[None]:
+            observer.saves()
+            values.note("torch.distributed.checkpoint reads and writes nothing")
+            done: Future[None] = Future()
+            done.set_result(None)
+            return done
+
+        for name in {"save", "async_save", "load"} & vars(module).keys():
+            setattr(module, name, skipped)
+
     def gather(state: Any, *, cpu_offload: bool = False, **options: Any) -> Any:
         def whole(tensor: Tensor) -> Tensor:
             gathered: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
@@ -724,6 +736,7 @@ def present_gpu(
         values.note_once,
     )
     ready[names.STATE_DICTS] = gather_here
+    ready.update(dict.fromkeys(names.CHECKPOINTS, checkpoint_nothing))
     ready.update(loaded_weights.preparations(requests.weight_on_host))
     ready[FSDP1] = noting_unlimited_gathers(values.note_once)
     with (
