@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -481,8 +483,15 @@ def test_a_trainer_runs_no_further_pass_of_a_step_with_a_batch_that_is_no_larger
         def training_step(self, model: None, inputs: dict[str, torch.Tensor]) -> None:
             ran.append(inputs["ids"].shape[1])
 
+        def get_batch_samples(
+            self, batches: Iterator[int], num_batches: int
+        ) -> tuple[list[int], None]:
+            return list(islice(batches, num_batches)), None
+
     ready = preparations(device_profile("H200"), lambda: (0, 0), 1, lambda note: None)
     ready["transformers.trainer"](SimpleNamespace(Trainer=Trainer))
     for length in (9, 5, 5, 8, 7, 3):
         Trainer().training_step(None, {"ids": torch.zeros(2, length)})
     assert ran == [9, 5, 8]
+    few = iter((1, 2))
+    assert [len(Trainer().get_batch_samples(few, 4)[0]) for _ in range(3)] == [4, 4, 0]
