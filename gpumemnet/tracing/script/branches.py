@@ -100,11 +100,14 @@ def place_of(frame: FrameType) -> Place:
 def asks_once(frame: FrameType) -> bool:
     """Whether ``frame`` runs ``next(…)``, and nothing around it waits for the end."""
     node, parents = _node(frame.f_code, frame.f_lasti)
-    return (
-        isinstance(node, ast.Call)
-        and ast.unparse(node.func) == "next"
-        and not any(isinstance(each, ast.Try) for each in _ancestors(node, parents))
-    )
+    if not isinstance(node, ast.Call) or ast.unparse(node.func) != "next":
+        return False
+    for parent in _ancestors(node, parents):
+        if isinstance(parent, ast.ExceptHandler):  # the loader has begun again
+            return True
+        if isinstance(parent, ast.Try):
+            return False
+    return True
 
 
 @cache

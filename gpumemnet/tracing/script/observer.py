@@ -466,6 +466,7 @@ class ScriptObserver:
     def _end_step(self) -> None:
         """End a step, and the script after the steps of its whole run."""
         self._boundaries += 1
+        self.loaders.trained()
         self.recorder.classify_kept()
         if self.has_enough_steps and self.first is None:
             self.first = self.recorder.timeline()

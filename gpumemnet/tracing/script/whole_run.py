@@ -20,7 +20,7 @@ from inspect import signature
 from itertools import accumulate, islice
 from time import monotonic
 from typing import Any, Final
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 import torch
@@ -129,6 +129,8 @@ class Loaders:
         self.known: WeakKeyDictionary[DataLoader[Any], list[Any]] = WeakKeyDictionary()
         self._copies: WeakKeyDictionary[DataLoader[Any], Any] = WeakKeyDictionary()
         """Shapes and a copy of the first batch of each loader; no copy if another had others."""
+        self._given: DataLoader[Any] | None = None
+        self._trained: WeakSet[DataLoader[Any]] = WeakSet()
         self.is_over: bool | None = None
         """Once a library has trained for long enough: whether its loaders give no more, as no
         further optimizer was made."""
@@ -137,6 +139,7 @@ class Loaders:
 
     def given(self, loader: DataLoader[Any], batch: Any) -> Any:
         """Learn from a batch how much those take that wait in shared memory; return it."""
+        self._given = loader
         waiting = loader.num_workers * (loader.prefetch_factor or 0)
         tensors = tensors_in(batch)
         size = sum(tensor.nbytes for tensor in tensors)
@@ -148,6 +151,11 @@ class Loaders:
         elif self._copies.get(loader, [shapes])[0] != shapes:
             self._copies[loader] = [None]
         return batch
+
+    def trained(self) -> None:
+        """A step of training ends: the loader that gave a batch last is one of training."""
+        if self._given is not None:
+            self._trained.add(self._given)
 
     def again(self, loader: DataLoader[Any]) -> Any:
         """Return the first batch of a loader, ``None`` if others had other shapes."""
@@ -161,7 +169,7 @@ class Loaders:
         In later epochs of training the last one is left out: a network that is trained every second
         time, say, would meet no other.  Evaluations are all alike: scripts compare them.
         """
-        if torch.is_grad_enabled() and self.is_over:
+        if self.is_over and loader in self._trained:
             return []
         known = self.known.get(loader)
         if known is not None:
