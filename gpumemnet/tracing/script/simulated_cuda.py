@@ -360,6 +360,7 @@ def cuda_functions(
         (names.HOST_CACHE, always(None)),
         # Of torch.nn.parallel: the first GPU keeps what it has.
         (names.BROADCAST, lambda tensors, devices, _: [list(tensors) for _ in devices]),
+        (names.BROADCAST_ONE, lambda tensor, devices: [tensor.to(GPU)] * len(devices)),
         (
             names.SCATTER,
             lambda tensor, devices, *rest: [
