@@ -36,6 +36,7 @@ row = nn.Parameter(torch.arange(4.0, device="cuda"))
 (nn.LazyLinear(4).cuda()(row) * row * torch.randn(3, 1).expand(3, 4).cuda()[[0, 1]]).sum().backward()
 assert torch.ones(3, 1).expand(3, 4).cuda().stride() == (4, 1)
 torch.distributions.Gamma(row.abs() + 1, 1.0).rsample().sum().backward()
+assert torch.zeros(1, dtype=torch.long).cuda().new([3]).tolist() == [3]
 bits = nn.Parameter(torch.zeros(4, dtype=torch.uint8, device="cuda"), requires_grad=False)
 padded = nn.utils.rnn.pad_sequence([model.bias, model.bias[:9]]).is_cuda
 assert padded and torch.ones(2).type_as(model.bias).is_cuda and nn.functional.one_hot(bits.long()).is_cuda
