@@ -54,6 +54,9 @@ REAL_ELEMENTS: Final = 2**14
 weights."""
 REAL_WHOLE_ELEMENTS: Final = 2**20
 """The same for integers and booleans: above the positions of all tokens of a batch."""
+_COMPUTED_ELEMENTS: Final = 2**24
+"""The same for those that are computed from known ones: a mask of pixels or boxes, repeated for each
+class, selects as many as the mask itself does."""
 
 _Tensor = torch.Tensor
 _META: Final = torch.device("meta")
@@ -315,7 +318,7 @@ class KnownValues(DispatchMode):
             leaf.numel() for leaf in made if not (leaf.is_floating_point() or leaf.is_complex())
         )
         others = sum(leaf.numel() for leaf in made) - whole
-        if others > REAL_ELEMENTS or whole > REAL_WHOLE_ELEMENTS:
+        if others > REAL_ELEMENTS or whole > _COMPUTED_ELEMENTS:
             return trial
         try:
             return func(*args, **named)

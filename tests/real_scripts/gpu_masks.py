@@ -7,6 +7,10 @@ lengths = torch.tensor([10, 20, 30, 40]).to("cuda")
 mask = torch.arange(64, device="cuda")[None] < lengths[:, None]
 tokens = torch.randint(0, 1000, (4, 64)).cuda()
 model = nn.Sequential(nn.Embedding(1000, 512), nn.Linear(512, 512)).cuda()
+boxes = torch.arange(2**15).cuda() % 64 == 0
+classes = boxes.view(-1, 1).expand(-1, 100) & True  # larger than masks that are read
+assert len(torch.randn(2**15, 100).cuda()[classes].view(-1, 100)) == 512
+del boxes, classes
 wide = nn.Linear(512, 65536).cuda()  # never needed: the mask has padding
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(3):
