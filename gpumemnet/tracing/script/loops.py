@@ -54,6 +54,13 @@ class _Condition:
     """A condition that compares numbers of the script.
 
     Attributes:
+        line: file and line.
+        leaves: whether what follows leaves a loop or function.
+        stays: whether it stays so once the counter is large enough.
+        repeats: whether it holds for multiples; the first of them, 0, is often left out or has no
+            state of an optimizer yet.
+        always: what it always is if it is that while the counter rises: an equality such as
+            ``step % 1 == 0`` true, its opposite false.
         seen: whether it held, so far.
         step: the last step at which it was met.
         first, last: the numbers at the first step, and at the last one.
@@ -61,6 +68,11 @@ class _Condition:
         later: what it is from now on.
     """
 
+    line: str
+    leaves: bool
+    stays: bool
+    repeats: bool
+    always: bool | None
     seen: set[bool] = field(default_factory=set)
     step: int = 0
     first: list[int] = field(default_factory=list)
@@ -97,9 +109,7 @@ class Loops:
     ) -> None:
         self._recorder, self._is_inside, self.trained = recorder, is_inside, trained
         self._is_cut = is_cut
-        self._conditions: defaultdict[tuple[str, int, bool, bool, bool | None], _Condition] = (
-            defaultdict(_Condition)
-        )
+        self._conditions: list[_Condition] = []
         self.waiting: dict[str, None] = {}
         """Places of conditions on counters that were never so, or always."""
         self._seconds: defaultdict[str, float] = defaultdict(float)
@@ -156,41 +166,38 @@ class Loops:
             self.training.discard(place)
         self.making.discard(place)  # not where the trace ends within
 
-    def condition(
-        self, place: tuple[str, int, bool, bool, bool | None], holds: Any, *values: int
-    ) -> Any:
+    def condition(self, number: int, holds: Any, *values: int) -> Any:
         """Return whether a condition holds.
 
         Args:
-            place: file and line, column, whether what follows leaves a loop or function, whether it
-                stays so once the counter is large enough, and what it always is if it is that while
-                the counter rises: an equality such as ``step % 1 == 0`` true, its opposite false.
+            number: which one of the script.
             holds: whether it does.
             values: the variables that it compares.
         """
         if type(holds) is not bool:
             return holds
-        known, step = self._conditions[place], self.trained()[0]
+        known, step = self._conditions[number], self.trained()[0]
         if known.later is not None:
             return known.later
-        known.seen.add(holds)
+        if self.has_stepped or not known.repeats:
+            known.seen.add(holds)
         if len(known.seen) > 1 or not self.has_stepped or step == known.step or self._is_inside():
             return holds
         known.met(step, [*values])
-        leaves = place[2] and not holds
-        if (known.rises or 0) < _RISES or leaves or holds is place[4]:
+        leaves = known.leaves and not holds
+        if (known.rises or 0) < _RISES or leaves or holds is known.always:
             return holds
         if not (self.has_trained or self._is_cut()):
-            self.waiting[place[0]] = None
+            self.waiting[known.line] = None
             return holds
         known.seen.add(not holds)
-        known.later = not holds if place[3] else None
-        self.waiting.pop(place[0], None)
+        known.later = not holds if known.stays else None
+        self.waiting.pop(known.line, None)
         return not holds
 
     def changed(self, tree: ast.Module, path: str) -> ast.Module:
         """Return the code of a file with loops that can be left."""
-        changed: ast.Module = _Changing(Path(path).name, self._called).visit(tree)
+        changed: ast.Module = _Changing(Path(path).name, self._called, self._conditions).visit(tree)
         return ast.fix_missing_locations(changed)
 
     def _may_train(self, place: str) -> bool:
@@ -220,15 +227,17 @@ class Loops:
                 yield
         finally:  # such modules may run again: a plan traces the script's model anew
             setattr(builtins, _NAME, lambda place, *items: items[0] if items else iter(int, 1))
-            setattr(builtins, _CONDITION, lambda place, holds, *values: holds)
+            setattr(builtins, _CONDITION, lambda number, holds, *values: holds)
 
 
 class _Changing(ast.NodeTransformer):
     """Changes the loops of a file; not those of generators, which others ask for items, and not
     those of code that a library compiles."""
 
-    def __init__(self, file: str, called: defaultdict[str, set[str]]) -> None:
-        self._file, self._called, self._leaves = file, called, False
+    def __init__(
+        self, file: str, called: defaultdict[str, set[str]], conditions: list[_Condition]
+    ) -> None:
+        self._file, self._called, self._conditions, self._leaves = file, called, conditions, False
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         self._called[node.name] |= set(map(called_name, ast.walk(node)))
@@ -279,11 +288,12 @@ class _Changing(ast.NodeTransformer):
         numbers = [*_numbers(test)]
         if not numbers or None in numbers:
             return test
-        stays = not any(isinstance(each, ast.Eq | ast.NotEq | ast.Mod) for each in ast.walk(test))
+        kinds = set(map(type, ast.walk(test)))
+        repeats, stays = ast.Mod in kinds, not kinds & {ast.Eq, ast.NotEq, ast.Mod}
+        always = _ALWAYS.get(type(getattr(test, "ops", [getattr(test, "op", None)])[0]))
         line = f"{self._file} line {test.lineno}"
-        compares = type(getattr(test, "ops", [getattr(test, "op", None)])[0])
-        place: Any = line, test.col_offset, self._leaves, stays, _ALWAYS.get(compares)
-        asked = _call(_CONDITION, ast.Constant(place), test, *numbers)
+        asked = _call(_CONDITION, ast.Constant(len(self._conditions)), test, *numbers)
+        self._conditions.append(_Condition(line, self._leaves, stays, repeats, always))
         # Another one stays as it is: where it stands tells what a trace takes it to be.
         return ast.copy_location(ast.IfExp(_call(_COUNTS, *numbers), asked, test), test)
 

@@ -351,7 +351,7 @@ for i in range(1000):
     if (i + 1) % config["every"] != 0 or not (i + 1) % config["every"] == 0: more = torch.ones(2**28).cuda()
     if i == config["copy"]: copies = [p.detach().clone() for p in model.parameters()]
     if i > 2000: raise ValueError
-    if (i + 1) // 800:
+    if i % 750 == 0 and i > 0 or (i + 1) // 800:
         x = torch.randn(1024, 4096).cuda()
         with torch.no_grad(): outputs = [model(x) for _ in range(32)]
         del outputs
