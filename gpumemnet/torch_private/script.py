@@ -201,7 +201,7 @@ PRINT: Final = TorchName("builtins:print")
 """To be of the same type as ``open``: some scripts replace it only if it is."""
 MOVE_FILE: Final = tuple(TorchName(f"os:{name}") for name in ("rename", "replace"))
 """To follow the files that a script writes."""
-COPY_FILE: Final = TorchName("shutil:copyfile")
+COPY_FILE: Final = (TorchName("shutil:copyfile"), TorchName("os:link"))
 """To follow the files that a script writes."""
 MAKE_FOLDER: Final = TorchName("os:mkdir")
 """To remove the folders that a script makes."""

@@ -288,6 +288,8 @@ class GpuRequests(TorchFunctionMode):
         """A function of a tensor on the GPU returns tensors there: PyTorch allocates some of them
         within the function, on the device that this tensor has in the trace."""
         made = argument_tensors((result,), {})
+        if any(hasattr(each, "fake_mode") for each in made):
+            return  # PyTorch asks for shapes, such as those of a whole DTensor
         if not made or any(self._observer.device_of(each) == GPU for each in made):
             return
         given = argument_tensors(args, named)

@@ -119,7 +119,6 @@ class SavedFiles:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Context in which the script's files are watched; temporary ones are undone at its end."""
-        copyfile = shutil.copyfile
 
         def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
             if kwargs.get("opener"):  # tempfile names a folder; the opener makes the file in it
@@ -143,11 +142,14 @@ class SavedFiles:
             self._rename(source, target, **kwargs)
             self._moved(source, target)
 
-        def copied(source: Any, target: Any, **kwargs: Any) -> Any:
-            self._follows(source, target)
-            result = copyfile(source, target, **kwargs)
-            self._moved(source, target, is_copy=True)
-            return result
+        def following(copy: Callable[..., Any]) -> Callable[..., Any]:
+            def copied(source: Any, target: Any, **kwargs: Any) -> Any:
+                self._follows(source, target)
+                result = copy(source, target, **kwargs)
+                self._moved(source, target, is_copy=True)
+                return result
+
+            return copied
 
         def made(folder: Any, *args: Any, **kwargs: Any) -> None:
             make(folder, *args, **kwargs)
@@ -170,7 +172,7 @@ class SavedFiles:
                         *((name, opened) for name in OPEN_FILE),
                         (PRINT, lambda *args, write=print, **kwargs: write(*args, **kwargs)),
                         *((name, renamed) for name in MOVE_FILE),
-                        (COPY_FILE, copied),
+                        *((name, following(name.value())) for name in COPY_FILE),
                         *((name, setting_aside(name.value())) for name in REMOVE),
                     ]
                 )

@@ -53,6 +53,8 @@ for step in range(3):
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 1}
     torch.save(state, folder / "last.tmp")
     os.replace(folder / "last.tmp", folder / "last.pt")  # noqa: PTH105
+    (folder / "linked.pt").unlink(missing_ok=True)
+    os.link(folder / "last.pt", folder / "linked.pt")
     seen("last.pt")
     shutil.copy(folder / "last.pt", folder / "best.pt")
     with open(folder / "handle.pt", "wb") as file:  # noqa: PTH123
