@@ -145,8 +145,8 @@ class Loops:
                 self._seconds[place] += max(second - before[0], 0)  # a fork begins at 0
                 if steps > before[1]:
                     self.training.add(place)
-                if made > before[2]:
-                    self.making.add(place)
+                # One that is made in the first round alone is kept.
+                (self.making.add if made > before[2] else self.making.discard)(place)
                 if place in self.training:
                     is_over = has_trained and calm >= _CALM_ROUNDS_OF_TRAINING
                 else:
