@@ -1,5 +1,4 @@
-"""A simulated GPU for scripts: ``torch.cuda`` answers for it, and most tensors on it are meta
-tensors.
+"""What a script requests on the simulated GPU: most tensors there are meta tensors.
 
 Tensors on the host stay real, because data loaders and metrics need their values.  Weights are the
 exception: PyTorch's own layers allocate them as meta tensors from the start, so that a model of any
@@ -16,21 +15,18 @@ if TYPE_CHECKING:
     from gpumemnet.tracing.script.observer import ScriptObserver
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from functools import partial
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gpumemnet.errors import ExtractError
-from gpumemnet.extract.host_numbers import MOST_NUMBERS, HostNumbers
+from gpumemnet.extract.host_numbers import MOST_NUMBERS
 from gpumemnet.extract.known_layouts import argument_tensors, meta_like
 from gpumemnet.extract.module_calls import keeps_values, map_tensors
 from gpumemnet.extract.placement import (
@@ -42,36 +38,22 @@ from gpumemnet.extract.placement import (
     is_small,
 )
 from gpumemnet.extract.sparse_tensors import meta_copy
-from gpumemnet.launchers import deepspeed_engine, loaded_weights
-from gpumemnet.launchers.parallel import FSDP1, data_parallel_forward, noting_unlimited_gathers
-from gpumemnet.physics.element_types import IMAGE_DIMENSIONS
 from gpumemnet.torch_private import script as names
-from gpumemnet.torch_private.compiler import COMPILE, MODULE_COMPILE
 from gpumemnet.torch_private.names import (
     dense_parts,
-    id_of_storage,
     is_sparse,
-    own_buffers,
-    own_parameters,
-    replaced,
     storage_id,
     without_function_modes,
 )
-from gpumemnet.tracing.operators.rules import Platform
-from gpumemnet.tracing.script.compiled import Compiler
-from gpumemnet.tracing.script.libraries import preparations, prepared
 from gpumemnet.tracing.script.read_values import MAX_VALUES, ReadValues
-from gpumemnet.tracing.script.saved_files import SavedFiles, goes_to_gpu
 from gpumemnet.tracing.script.simulated_cuda import (
     GPU,
-    card_bytes,
-    cuda_functions,
-    cuda_tensor_types,
     swap_for_meta,
-    tensor_new,
 )
 
-_BETWEEN: Final = frozenset({__file__, *names.WRAPPER_FILES})
+_BETWEEN: Final = frozenset(
+    {__file__, str(Path(__file__).with_name("present_gpu.py")), *names.WRAPPER_FILES}
+)
 """Files that stand between the code that calls PyTorch and :class:`GpuRequests`."""
 _HOST: Final = torch.device("cpu")
 _META: Final = torch.device("meta")
@@ -119,7 +101,7 @@ class GpuRequests(TorchFunctionMode):
         self._without_values.append(folder)
 
     def _needs_no_values(self) -> bool:
-        return any(map(_called_from, self._without_values))
+        return any(map(called_from, self._without_values))
 
     def has_values(self, tensor: Tensor) -> bool:
         """Whether the values of ``tensor`` are real."""
@@ -128,7 +110,7 @@ class GpuRequests(TorchFunctionMode):
     def set_default_device(self, device: object) -> None:
         """Allocate on ``device`` what names none; ``None`` stands for the host."""
         self.default_device = (
-            _HOST if device is None else GPU if _stands_for_gpu(device) else device_named(device)
+            _HOST if device is None else GPU if stands_for_gpu(device) else device_named(device)
         )
 
     def set_default_tensor_type(self, kind: Any) -> None:
@@ -169,7 +151,7 @@ class GpuRequests(TorchFunctionMode):
                 return given  # as for CUDA tensors, which processes share anyway
             if (
                 func is Tensor.__deepcopy__
-                and _keeps_values(given)
+                and keeps_numbers(given)
                 and self._observer.device_of(given) == GPU
             ):
                 args[1][id(given)] = copied = given.clone()  # its copy is on the GPU
@@ -232,24 +214,24 @@ class GpuRequests(TorchFunctionMode):
         device = named.get("device")
         if device is None and self.default_device != _HOST and func in self._constructors:
             device = named["device"] = self.default_device
-        is_weight = func is torch.empty and _called_from(names.LAYERS_FOLDER)
+        is_weight = func is torch.empty and called_from(names.LAYERS_FOLDER)
         if is_weight and device is None:
             return func(*args, **{**named, "device": _META})  # it goes to the GPU with its module
-        if is_meta(device) and (is_weight or not _called_from(names.TORCH_FOLDER)):
+        if is_meta(device) and (is_weight or not called_from(names.TORCH_FOLDER)):
             with self._observer.recorder.absent():
                 result = func(*args, **named)
             self._observer.deferred(result)
             return result
-        if device is not None and _stands_for_gpu(device):
+        if device is not None and stands_for_gpu(device):
             named["device"] = _META
             named.pop("pin_memory", None)
             result = func(*args, **named)
             if isinstance(result, Tensor):
-                is_filled = func is torch.empty and _keeps_values(result)  # by a collective, say
+                is_filled = func is torch.empty and keeps_numbers(result)  # by a collective, say
                 is_known = given is None and (func in _KNOWN or is_filled)
                 if is_known and result.numel() <= MOST_NUMBERS:
                     real = func(*args, **{**named, "device": _HOST})
-                    if _keeps_values(result) or _is_constant(func, args, result):
+                    if keeps_numbers(result) or _is_constant(func, args, result):
                         result = real
                     else:
                         self.numbers.keep(result, real)
@@ -362,7 +344,7 @@ class GpuRequests(TorchFunctionMode):
             if isinstance(result, Tensor):
                 self._values.learn(func, args, result)
             return result
-        is_for_torch = _called_from(names.TORCH_FOLDER, *names.DEVICE_READERS)
+        is_for_torch = called_from(names.TORCH_FOLDER, *names.DEVICE_READERS)
         device = _META if is_for_torch else self._observer.device_of(args[0])
         return device if name == "device" else device.type == kinds[name]
 
@@ -374,18 +356,16 @@ class GpuRequests(TorchFunctionMode):
         if func is Tensor.cpu:
             return self._to_host("Tensor.cpu", given) if is_on_gpu else given
         device, dtype, copies = (
-            (GPU, None, False)
-            if func is Tensor.cuda
-            else _parse_target(args, named, self._observer)
+            (GPU, None, False) if func is Tensor.cuda else parse_target(args, named, self._observer)
         )
         converted = given
         if dtype is not None and dtype != given.dtype:
             convert = partial(given.to, dtype)
             converted = convert() if is_on_gpu or not given.is_meta else self._on_host(convert)
             self._observer.stays_deferred(given, converted)
-        if is_meta(device) and not _called_from(names.TORCH_FOLDER):  # accelerate's empty weights
+        if is_meta(device) and not called_from(names.TORCH_FOLDER):  # accelerate's empty weights
             return self.to_meta(converted)
-        if device is None or (is_on_gpu and _stands_for_gpu(device)):
+        if device is None or (is_on_gpu and stands_for_gpu(device)):
             if converted is given and (copies or "memory_format" in named):
                 return given.to(
                     given.dtype,
@@ -393,7 +373,7 @@ class GpuRequests(TorchFunctionMode):
                     memory_format=named.get("memory_format", torch.preserve_format),
                 )
             return converted
-        if _stands_for_gpu(device):
+        if stands_for_gpu(device):
             return self._to_gpu(converted)
         return self._to_host("Tensor.to", converted) if is_on_gpu else converted
 
@@ -452,7 +432,7 @@ class GpuRequests(TorchFunctionMode):
             raise ExtractError(
                 f"tensors with the layout {tensor.layout} are not traced on the GPU, but COO, CSR and CSC are"
             )
-        elif _keeps_values(tensor) and not self._unknown(tensor):
+        elif keeps_numbers(tensor) and not self._unknown(tensor):
             arrived = tensor.clone()
         else:
             arrived = torch.empty_like(meta_like(tensor))  # which is dense
@@ -467,288 +447,6 @@ class GpuRequests(TorchFunctionMode):
         return arrived
 
 
-def move_module(
-    module: nn.Module,
-    dtype: torch.dtype | None,
-    layout: torch.memory_format,
-    observer: ScriptObserver,
-    numbers: HostNumbers,
-) -> None:
-    """Move parameters and buffers of ``module`` to the GPU, in the order of ``Module._apply``; each
-    keeps its identity.
-
-    Args:
-        module: the module.
-        dtype: floating-point type to convert to, if any.
-        layout: memory format of tensors with as many dimensions as images.
-        observer: is told of each tensor that has arrived.
-        numbers: keeps those of small buffers.
-    """
-    for child in module.children():
-        move_module(child, dtype, layout, observer, numbers)
-    own = own_parameters(module)
-    for name, parameter in own.items():
-        if parameter is not None and type(parameter).to is not Tensor.to:  # it quantizes itself
-            own[name] = parameter.to(GPU)  # type: ignore[assignment]  # of its own class
-    with without_function_modes():  # the script sees a CUDA tensor
-        _move_own(module, dtype, layout, observer, numbers)
-
-
-def _move_own(
-    module: nn.Module,
-    dtype: torch.dtype | None,
-    layout: torch.memory_format,
-    observer: ScriptObserver,
-    numbers: HostNumbers,
-) -> None:
-    def converted(tensor: Tensor) -> Tensor | None:
-        """A new meta tensor in the place of ``tensor``, ``None`` where that may stay."""
-        target_dtype = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-        target_layout = layout if tensor.ndim == IMAGE_DIMENSIONS else torch.preserve_format
-        in_layout = target_layout is torch.preserve_format or tensor.is_contiguous(
-            memory_format=target_layout
-        )
-        if (
-            (tensor.is_meta or _keeps_values(tensor))
-            and target_dtype == tensor.dtype
-            and in_layout
-            and observer.device_of(tensor) == GPU
-        ):
-            return None
-        return torch.empty_like(
-            tensor, dtype=target_dtype, device="meta", memory_format=target_layout
-        )
-
-    own = own_parameters(module)
-    if isinstance(module, nn.RNNBase):  # weak references forbid a swap
-        weights = vars(module)["_flat_weights_names"]
-        vars(module)["_flat_weight_refs"] = [None] * len(weights)
-    for name, parameter in own.items():
-        if parameter is None:
-            continue
-        fresh = converted(parameter)
-        is_scripted = isinstance(module, torch.jit.ScriptModule) and not parameter.is_meta
-        if fresh is not None and is_scripted:  # C++ holds it
-            own[name] = parameter = nn.Parameter(fresh, parameter.requires_grad)
-        elif fresh is not None:
-            swap_for_meta(parameter, fresh)
-        observer.module_tensor(parameter, module, True)
-    buffers = own_buffers(module)
-    for name, buffer in buffers.items():
-        if buffer is None:
-            continue
-        fresh = converted(buffer)
-        if fresh is not None and is_lazy(buffer):
-            swap_for_meta(buffer, fresh)
-            fresh = None
-        elif fresh is not None and _keeps_values(buffer) and not buffer.is_meta:
-            fresh = buffer.clone()  # a counter, say
-        elif fresh is not None and not buffer.is_meta:
-            numbers.keep(fresh, buffer)
-        buffers[name] = arrived = buffer if fresh is None else fresh
-        observer.module_tensor(arrived, module, False)
-
-
-@contextmanager
-def present_gpu(
-    platform: Platform,
-    observer: ScriptObserver,
-    values: ReadValues,
-    requests: GpuRequests,
-    count: int = 1,
-) -> Iterator[None]:
-    """Context in which PyTorch answers for ``count`` GPUs of the platform, and modules move to the
-    first."""
-
-    def jit_traced(func: Any, *args: object, **kwargs: object) -> Any:
-        values.note("torch.jit.trace was left out")
-        if isinstance(func, nn.Module):
-            func.__dict__["save"] = partial(jit_save, func)
-        return func
-
-    def jit_save(func: Any, f: Any, *args: object, **kwargs: object) -> None:
-        if isinstance(func, torch.jit.ScriptModule | torch.jit.ScriptFunction):
-            original_jit_save(func, f, *args, **kwargs)
-        else:
-            jit_files[str(f)] = func
-
-    def jit_load(f: Any, *args: Any, **kwargs: Any) -> Any:
-        return jit_files[str(f)] if str(f) in jit_files else original_jit_load(f, *args, **kwargs)
-
-    def without_graph(module: Any, args: Any = (), *options: object, **named: object) -> Any:
-        values.note("torch.jit traced no operators: a count of them is 0")
-        output = module(*args) if isinstance(args, tuple) else module(args)
-        return SimpleNamespace(nodes=list), output  # as fvcore asks for it
-
-    def pinned(tensor: Tensor, device: object = None) -> Tensor:
-        observer.recorder.host.pinned(tensor.untyped_storage())
-        return tensor
-
-    def save(value: object, f: Any, *args: Any, **kwargs: Any) -> None:
-        observer.saves()
-        saved.save(value, f)
-
-    def gather_here(module: Any) -> None:
-        # PyTorch's own moves shards to the device of their mesh, which is the host here.
-        vars(module)["_gather_state_dict"] = gather
-
-    def checkpoint_nothing(module: Any) -> None:
-        def skipped(*args: object, **kwargs: object) -> Future[None]:
-            observer.saves()
-            values.note("torch.distributed.checkpoint reads and writes nothing")
-            done: Future[None] = Future()
-            done.set_result(None)
-            return done
-
-        for name in {"save", "async_save", "load"} & vars(module).keys():
-            setattr(module, name, skipped)
-
-    def gather(state: Any, *, cpu_offload: bool = False, **options: Any) -> Any:
-        def whole(tensor: Tensor) -> Tensor:
-            gathered: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-            return gathered.cpu() if cpu_offload else gathered
-
-        observer.saves()
-        return map_tensors(state, whole)
-
-    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if saved.has(f):
-            return saved.load(f, map_location)
-        on_gpu: set[int] = set()
-
-        def placed(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
-            if goes_to_gpu(map_location, location):
-                on_gpu.add(id_of_storage(storage))
-            return storage
-
-        def arrived(value: Any) -> Any:
-            if isinstance(value, nn.Module):
-                return value.cuda() if any(map(is_on_gpu, value.parameters())) else value
-            return value.to(GPU) if is_on_gpu(value) else value
-
-        def is_on_gpu(tensor: Tensor) -> bool:
-            return id_of_storage(tensor.untyped_storage()) in on_gpu
-
-        loaded = original_load(f, placed, *args, **kwargs)
-        return map_tensors(loaded, arrived, nn.Module) if on_gpu else loaded
-
-    def to(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-        target, dtype, _ = _parse_target(args, kwargs, observer)
-        is_away = is_meta(target) and not _called_from(names.TORCH_FOLDER)
-        if target is not None and _stands_for_gpu(target) and not is_away:
-            observer.module_arrived(module)
-            move_module(
-                module,
-                dtype,
-                kwargs.get("memory_format") or torch.preserve_format,
-                observer,
-                requests.numbers,
-            )
-            return module
-        if target is not None:
-            first = next(iter(module.parameters()), None)
-            if is_away:
-                with without_function_modes():
-                    names.MODULE_APPLY.value()(module, requests.to_meta)
-            elif first is not None and observer.device_of(first) == GPU:
-                values.note("Module.to moved a module to the host; it was left on the GPU")
-            args = tuple(arg for arg in args if not isinstance(arg, str | torch.device))
-            kwargs.pop("device", None)
-            if not args and not kwargs:
-                return module
-        moved: nn.Module = original_to(module, *args, **kwargs)
-        return moved
-
-    def named_by_number(*args: Any, **kwargs: Any) -> Any:
-        args = tuple(GPU if type(arg) is int else arg for arg in args)
-        return parse_to(
-            *args, **{name: GPU if type(arg) is int else arg for name, arg in kwargs.items()}
-        )
-
-    def to_empty(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-        if not _stands_for_gpu(kwargs.get("device", *args)):
-            observer.on_host(module)
-            return module
-        # A parameter changes its identity from the meta device to a GPU; here both are meta, and
-        # PyTorch would keep it.
-        overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
-        torch.__future__.set_overwrite_module_params_on_conversion(True)
-        try:
-            emptied: nn.Module = original_to_empty(module, *args, **kwargs)
-        finally:
-            torch.__future__.set_overwrite_module_params_on_conversion(overwrites)
-        return emptied
-
-    jit_files: dict[str, Any] = {}
-    original_jit_save, original_jit_load = names.JIT_SAVE.value(), names.JIT_LOAD.value()
-    original_to, original_to_empty, original_load, original_data_ptr, parse_to, set_threads = (
-        name.value()
-        for name in (
-            *(names.MODULE_TO, names.MODULE_TO_EMPTY, names.LOAD, names.DATA_PTR),
-            *(names.PARSE_TO, names.SET_THREADS),
-        )
-    )
-
-    saved = SavedFiles(
-        observer.device_of, requests.has_values, lambda: observer.live_bytes() > 0, values.note_once
-    )
-    compiler = Compiler(
-        observer.recorder,
-        lambda tensor: observer.device_of(tensor) == GPU,
-        values.note_once,
-        observer.graph_runs,
-    )
-    replacements = (
-        *cuda_functions(platform, observer.streams, observer.live_bytes, observer.emptied, count),
-        *cuda_tensor_types(),
-        (names.DATA_PARALLEL, data_parallel_forward(values.note_once)),
-        (names.GENERATOR, names.cpu_generator(GPU)),
-        (names.LOAD, load),
-        (
-            names.DATA_PTR,
-            lambda storage: (
-                id_of_storage(storage) if storage.device == _META else original_data_ptr(storage)
-            ),
-        ),
-        (names.PIN_MEMORY, pinned),
-        (names.RECORD_STREAM, lambda tensor, stream: None),
-        (names.TENSOR_NEW, tensor_new(names.TENSOR_NEW.value(), requests.of_default_type)),
-        (names.MODULE_TO, to),
-        (names.MODULE_TO_EMPTY, to_empty),
-        (names.PARSE_TO, named_by_number),
-        (names.SET_THREADS, lambda count: set_threads(max(count, 1))),
-        (names.MODULE_CUDA, lambda module, device=None: to(module, GPU)),
-        (COMPILE, compiler.compile),
-        (MODULE_COMPILE, lambda module, **options: compiler.compile_module(module, **options)),
-        (names.JIT_TRACE, jit_traced),
-        (names.JIT_SAVE, jit_save),
-        (names.JIT_LOAD, jit_load),
-        (names.JIT_GRAPH, without_graph),
-        (names.SAVE, save),
-        (names.SET_DEFAULT_DEVICE, requests.set_default_device),
-        (names.SET_DEFAULT_TENSOR_TYPE, requests.set_default_tensor_type),
-        (names.GET_DEFAULT_DEVICE, lambda: requests.default_device),
-        (names.LAZY_METHODS, [*names.LAZY_METHODS.value(), Tensor.untyped_storage]),
-    )
-    total_bytes, context_bytes = card_bytes(platform.device)
-    ready = preparations(
-        platform.device,
-        lambda: (context_bytes + observer.live_bytes(), total_bytes),
-        count,
-        values.note_once,
-    )
-    ready[names.STATE_DICTS] = gather_here
-    ready.update(dict.fromkeys(names.CHECKPOINTS, checkpoint_nothing))
-    ready.update(loaded_weights.preparations(requests.weight_on_host))
-    ready[FSDP1] = noting_unlimited_gathers(values.note_once)
-    with (
-        replaced(replacements),
-        saved.watching(),
-        prepared({**ready, **deepspeed_engine.preparations(observer, requests.without_values)}),
-    ):
-        yield
-
-
 def _tensor_type(kind: Any) -> tuple[str, torch.dtype]:
     """Return the module and the type of the elements of a type of tensors, or of its name."""
     name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
@@ -758,7 +456,7 @@ def _tensor_type(kind: Any) -> tuple[str, torch.dtype]:
     return folder, names.TENSOR_TYPES[short]
 
 
-def _parse_target(
+def parse_target(
     args: tuple[Any, ...], named: Mapping[str, Any], observer: ScriptObserver
 ) -> tuple[torch.device | None, torch.dtype | None, bool]:
     """Return device, type and copy of a call of ``to``."""
@@ -777,7 +475,7 @@ def _parse_target(
     return (None if device is None else torch.device(device)), dtype, copies
 
 
-def _keeps_values(tensor: Tensor) -> bool:
+def keeps_numbers(tensor: Tensor) -> bool:
     """Whether a tensor keeps its values on the GPU: small whole numbers do."""
     is_plain = type(tensor) is Tensor and tensor.layout == torch.strided
     return is_plain and keeps_values(tensor)
@@ -791,11 +489,12 @@ def _is_constant(func: Callable[..., Any], args: tuple[Any, ...], made: Tensor) 
     return is_number and is_fixed and func in (torch.tensor, torch.arange, torch.linspace)
 
 
-def _stands_for_gpu(device: object) -> bool:
+def stands_for_gpu(device: object) -> bool:
+    """Whether a device that code names is the GPU, or the meta device that stands for it."""
     return type(device) is int or device_named(device).type in ("cuda", "meta")
 
 
-def _called_from(folder: str, *excepted: str) -> bool:
+def called_from(folder: str, *excepted: str) -> bool:
     """Whether the code that calls PyTorch here is in ``folder``, and not in one that is excepted."""
     frame = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename in _BETWEEN:

@@ -52,10 +52,11 @@ from gpumemnet.tracing.operators.autocast import cuda_kernels
 from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.result import HostMemory, TraceAnswer
 from gpumemnet.tracing.script.branches import USUAL, Assumptions
-from gpumemnet.tracing.script.gpu import GpuRequests, present_gpu
+from gpumemnet.tracing.script.gpu import GpuRequests
 from gpumemnet.tracing.script.libraries import prepared
 from gpumemnet.tracing.script.models import TrainedModel
 from gpumemnet.tracing.script.observer import EnoughSteps, ScriptObserver
+from gpumemnet.tracing.script.present_gpu import present_gpu
 from gpumemnet.tracing.script.processes import (
     as_rank,
     processes_inherit_gpu,

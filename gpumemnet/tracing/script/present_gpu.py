@@ -1,0 +1,343 @@
+"""Presents the simulated GPU to a script: ``torch.cuda`` answers for it, modules move to it, and what
+is saved and loaded finds its device.
+
+What a script requests there is allocated by :mod:`gpumemnet.tracing.script.gpu`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpumemnet.tracing.script.observer import ScriptObserver
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from gpumemnet.extract.host_numbers import HostNumbers
+from gpumemnet.extract.module_calls import map_tensors
+from gpumemnet.extract.placement import is_meta
+from gpumemnet.launchers import deepspeed_engine, loaded_weights
+from gpumemnet.launchers.parallel import FSDP1, data_parallel_forward, noting_unlimited_gathers
+from gpumemnet.physics.element_types import IMAGE_DIMENSIONS
+from gpumemnet.torch_private import script as names
+from gpumemnet.torch_private.compiler import COMPILE, MODULE_COMPILE
+from gpumemnet.torch_private.names import (
+    id_of_storage,
+    own_buffers,
+    own_parameters,
+    replaced,
+    without_function_modes,
+)
+from gpumemnet.tracing.operators.rules import Platform
+from gpumemnet.tracing.script.compiled import Compiler
+from gpumemnet.tracing.script.gpu import (
+    GpuRequests,
+    called_from,
+    keeps_numbers,
+    parse_target,
+    stands_for_gpu,
+)
+from gpumemnet.tracing.script.libraries import preparations, prepared
+from gpumemnet.tracing.script.read_values import ReadValues
+from gpumemnet.tracing.script.saved_files import SavedFiles, goes_to_gpu
+from gpumemnet.tracing.script.simulated_cuda import (
+    GPU,
+    card_bytes,
+    cuda_functions,
+    cuda_tensor_types,
+    swap_for_meta,
+    tensor_new,
+)
+
+_META: Final = torch.device("meta")
+
+
+def move_module(
+    module: nn.Module,
+    dtype: torch.dtype | None,
+    layout: torch.memory_format,
+    observer: ScriptObserver,
+    numbers: HostNumbers,
+) -> None:
+    """Move parameters and buffers of ``module`` to the GPU, in the order of ``Module._apply``; each
+    keeps its identity.
+
+    Args:
+        module: the module.
+        dtype: floating-point type to convert to, if any.
+        layout: memory format of tensors with as many dimensions as images.
+        observer: is told of each tensor that has arrived.
+        numbers: keeps those of small buffers.
+    """
+    for child in module.children():
+        move_module(child, dtype, layout, observer, numbers)
+    own = own_parameters(module)
+    for name, parameter in own.items():
+        if parameter is not None and type(parameter).to is not Tensor.to:  # it quantizes itself
+            own[name] = parameter.to(GPU)  # type: ignore[assignment]  # of its own class
+    with without_function_modes():  # the script sees a CUDA tensor
+        _move_own(module, dtype, layout, observer, numbers)
+
+
+def _move_own(
+    module: nn.Module,
+    dtype: torch.dtype | None,
+    layout: torch.memory_format,
+    observer: ScriptObserver,
+    numbers: HostNumbers,
+) -> None:
+    def converted(tensor: Tensor) -> Tensor | None:
+        """A new meta tensor in the place of ``tensor``, ``None`` where that may stay."""
+        target_dtype = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        target_layout = layout if tensor.ndim == IMAGE_DIMENSIONS else torch.preserve_format
+        in_layout = target_layout is torch.preserve_format or tensor.is_contiguous(
+            memory_format=target_layout
+        )
+        if (
+            (tensor.is_meta or keeps_numbers(tensor))
+            and target_dtype == tensor.dtype
+            and in_layout
+            and observer.device_of(tensor) == GPU
+        ):
+            return None
+        return torch.empty_like(
+            tensor, dtype=target_dtype, device="meta", memory_format=target_layout
+        )
+
+    own = own_parameters(module)
+    if isinstance(module, nn.RNNBase):  # weak references forbid a swap
+        weights = vars(module)["_flat_weights_names"]
+        vars(module)["_flat_weight_refs"] = [None] * len(weights)
+    for name, parameter in own.items():
+        if parameter is None:
+            continue
+        fresh = converted(parameter)
+        is_scripted = isinstance(module, torch.jit.ScriptModule) and not parameter.is_meta
+        if fresh is not None and is_scripted:  # C++ holds it
+            own[name] = parameter = nn.Parameter(fresh, parameter.requires_grad)
+        elif fresh is not None:
+            swap_for_meta(parameter, fresh)
+        observer.module_tensor(parameter, module, True)
+    buffers = own_buffers(module)
+    for name, buffer in buffers.items():
+        if buffer is None:
+            continue
+        fresh = converted(buffer)
+        if fresh is not None and is_lazy(buffer):
+            swap_for_meta(buffer, fresh)
+            fresh = None
+        elif fresh is not None and keeps_numbers(buffer) and not buffer.is_meta:
+            fresh = buffer.clone()  # a counter, say
+        elif fresh is not None and not buffer.is_meta:
+            numbers.keep(fresh, buffer)
+        buffers[name] = arrived = buffer if fresh is None else fresh
+        observer.module_tensor(arrived, module, False)
+
+
+@contextmanager
+def present_gpu(
+    platform: Platform,
+    observer: ScriptObserver,
+    values: ReadValues,
+    requests: GpuRequests,
+    count: int = 1,
+) -> Iterator[None]:
+    """Context in which PyTorch answers for ``count`` GPUs of the platform, and modules move to the
+    first."""
+
+    def jit_traced(func: Any, *args: object, **kwargs: object) -> Any:
+        values.note("torch.jit.trace was left out")
+        if isinstance(func, nn.Module):
+            func.__dict__["save"] = partial(jit_save, func)
+        return func
+
+    def jit_save(func: Any, f: Any, *args: object, **kwargs: object) -> None:
+        if isinstance(func, torch.jit.ScriptModule | torch.jit.ScriptFunction):
+            original_jit_save(func, f, *args, **kwargs)
+        else:
+            jit_files[str(f)] = func
+
+    def jit_load(f: Any, *args: Any, **kwargs: Any) -> Any:
+        return jit_files[str(f)] if str(f) in jit_files else original_jit_load(f, *args, **kwargs)
+
+    def without_graph(module: Any, args: Any = (), *options: object, **named: object) -> Any:
+        values.note("torch.jit traced no operators: a count of them is 0")
+        output = module(*args) if isinstance(args, tuple) else module(args)
+        return SimpleNamespace(nodes=list), output  # as fvcore asks for it
+
+    def pinned(tensor: Tensor, device: object = None) -> Tensor:
+        observer.recorder.host.pinned(tensor.untyped_storage())
+        return tensor
+
+    def save(value: object, f: Any, *args: Any, **kwargs: Any) -> None:
+        observer.saves()
+        saved.save(value, f)
+
+    def gather_here(module: Any) -> None:
+        # PyTorch's own moves shards to the device of their mesh, which is the host here.
+        vars(module)["_gather_state_dict"] = gather
+
+    def checkpoint_nothing(module: Any) -> None:
+        def skipped(*args: object, **kwargs: object) -> Future[None]:
+            observer.saves()
+            values.note("torch.distributed.checkpoint reads and writes nothing")
+            done: Future[None] = Future()
+            done.set_result(None)
+            return done
+
+        for name in {"save", "async_save", "load"} & vars(module).keys():
+            setattr(module, name, skipped)
+
+    def gather(state: Any, *, cpu_offload: bool = False, **options: Any) -> Any:
+        def whole(tensor: Tensor) -> Tensor:
+            gathered: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+            return gathered.cpu() if cpu_offload else gathered
+
+        observer.saves()
+        return map_tensors(state, whole)
+
+    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if saved.has(f):
+            return saved.load(f, map_location)
+        on_gpu: set[int] = set()
+
+        def placed(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
+            if goes_to_gpu(map_location, location):
+                on_gpu.add(id_of_storage(storage))
+            return storage
+
+        def arrived(value: Any) -> Any:
+            if isinstance(value, nn.Module):
+                return value.cuda() if any(map(is_on_gpu, value.parameters())) else value
+            return value.to(GPU) if is_on_gpu(value) else value
+
+        def is_on_gpu(tensor: Tensor) -> bool:
+            return id_of_storage(tensor.untyped_storage()) in on_gpu
+
+        loaded = original_load(f, placed, *args, **kwargs)
+        return map_tensors(loaded, arrived, nn.Module) if on_gpu else loaded
+
+    def to(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        target, dtype, _ = parse_target(args, kwargs, observer)
+        is_away = is_meta(target) and not called_from(names.TORCH_FOLDER)
+        if target is not None and stands_for_gpu(target) and not is_away:
+            observer.module_arrived(module)
+            move_module(
+                module,
+                dtype,
+                kwargs.get("memory_format") or torch.preserve_format,
+                observer,
+                requests.numbers,
+            )
+            return module
+        if target is not None:
+            first = next(iter(module.parameters()), None)
+            if is_away:
+                with without_function_modes():
+                    names.MODULE_APPLY.value()(module, requests.to_meta)
+            elif first is not None and observer.device_of(first) == GPU:
+                values.note("Module.to moved a module to the host; it was left on the GPU")
+            args = tuple(arg for arg in args if not isinstance(arg, str | torch.device))
+            kwargs.pop("device", None)
+            if not args and not kwargs:
+                return module
+        moved: nn.Module = original_to(module, *args, **kwargs)
+        return moved
+
+    def named_by_number(*args: Any, **kwargs: Any) -> Any:
+        args = tuple(GPU if type(arg) is int else arg for arg in args)
+        return parse_to(
+            *args, **{name: GPU if type(arg) is int else arg for name, arg in kwargs.items()}
+        )
+
+    def to_empty(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        if not stands_for_gpu(kwargs.get("device", *args)):
+            observer.on_host(module)
+            return module
+        # A parameter changes its identity from the meta device to a GPU; here both are meta, and
+        # PyTorch would keep it.
+        overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
+        torch.__future__.set_overwrite_module_params_on_conversion(True)
+        try:
+            emptied: nn.Module = original_to_empty(module, *args, **kwargs)
+        finally:
+            torch.__future__.set_overwrite_module_params_on_conversion(overwrites)
+        return emptied
+
+    jit_files: dict[str, Any] = {}
+    original_jit_save, original_jit_load = names.JIT_SAVE.value(), names.JIT_LOAD.value()
+    original_to, original_to_empty, original_load, original_data_ptr, parse_to, set_threads = (
+        name.value()
+        for name in (
+            *(names.MODULE_TO, names.MODULE_TO_EMPTY, names.LOAD, names.DATA_PTR),
+            *(names.PARSE_TO, names.SET_THREADS),
+        )
+    )
+
+    saved = SavedFiles(
+        observer.device_of, requests.has_values, lambda: observer.live_bytes() > 0, values.note_once
+    )
+    compiler = Compiler(
+        observer.recorder,
+        lambda tensor: observer.device_of(tensor) == GPU,
+        values.note_once,
+        observer.graph_runs,
+    )
+    replacements = (
+        *cuda_functions(platform, observer.streams, observer.live_bytes, observer.emptied, count),
+        *cuda_tensor_types(),
+        (names.DATA_PARALLEL, data_parallel_forward(values.note_once)),
+        (names.GENERATOR, names.cpu_generator(GPU)),
+        (names.LOAD, load),
+        (
+            names.DATA_PTR,
+            lambda storage: (
+                id_of_storage(storage) if storage.device == _META else original_data_ptr(storage)
+            ),
+        ),
+        (names.PIN_MEMORY, pinned),
+        (names.RECORD_STREAM, lambda tensor, stream: None),
+        (names.TENSOR_NEW, tensor_new(names.TENSOR_NEW.value(), requests.of_default_type)),
+        (names.MODULE_TO, to),
+        (names.MODULE_TO_EMPTY, to_empty),
+        (names.PARSE_TO, named_by_number),
+        (names.SET_THREADS, lambda count: set_threads(max(count, 1))),
+        (names.MODULE_CUDA, lambda module, device=None: to(module, GPU)),
+        (COMPILE, compiler.compile),
+        (MODULE_COMPILE, lambda module, **options: compiler.compile_module(module, **options)),
+        (names.JIT_TRACE, jit_traced),
+        (names.JIT_SAVE, jit_save),
+        (names.JIT_LOAD, jit_load),
+        (names.JIT_GRAPH, without_graph),
+        (names.SAVE, save),
+        (names.SET_DEFAULT_DEVICE, requests.set_default_device),
+        (names.SET_DEFAULT_TENSOR_TYPE, requests.set_default_tensor_type),
+        (names.GET_DEFAULT_DEVICE, lambda: requests.default_device),
+        (names.LAZY_METHODS, [*names.LAZY_METHODS.value(), Tensor.untyped_storage]),
+    )
+    total_bytes, context_bytes = card_bytes(platform.device)
+    ready = preparations(
+        platform.device,
+        lambda: (context_bytes + observer.live_bytes(), total_bytes),
+        count,
+        values.note_once,
+    )
+    ready[names.STATE_DICTS] = gather_here
+    ready.update(dict.fromkeys(names.CHECKPOINTS, checkpoint_nothing))
+    ready.update(loaded_weights.preparations(requests.weight_on_host))
+    ready[FSDP1] = noting_unlimited_gathers(values.note_once)
+    with (
+        replaced(replacements),
+        saved.watching(),
+        prepared({**ready, **deepspeed_engine.preparations(observer, requests.without_values)}),
+    ):
+        yield
