@@ -64,6 +64,8 @@ _KNOWN: Final = (
 )
 """Functions that make tensors whose values do not depend on others."""
 _NEW: Final = frozenset({Tensor.new_zeros, Tensor.new_ones, Tensor.new_full})
+_LIKE: Final = frozenset({torch.zeros_like, torch.ones_like, torch.full_like})
+_PLACES: Final = frozenset({Tensor.__getitem__, Tensor.__setitem__})
 _FILLED: Final = FILLED | {torch.empty}
 _SPARSE_CONSTRUCTORS: Final = frozenset(
     {torch.sparse_coo_tensor, torch.sparse_csr_tensor, torch.sparse_csc_tensor}
@@ -175,6 +177,8 @@ class GpuRequests(TorchFunctionMode):
             is_unknown = self._unknown(given)
             if func is Tensor.__setitem__ and given.is_meta and isinstance(args[2], int | float):
                 args = (*args[:2], torch.tensor(args[2], dtype=given.dtype))  # as on a GPU
+            if func in _PLACES and given.is_meta:  # PyTorch puts lists on the device, unseen
+                args = (args[0], _as_index(args[1]), *args[2:])
             if is_unknown and func in _READS:
                 known = self.numbers.of(given)
                 given = given if known is None else known
@@ -254,10 +258,10 @@ class GpuRequests(TorchFunctionMode):
             self._follow_arguments(func, args, named, result)
         if given is not None:
             self._observer.stays_deferred(given, result)
-            if func in _NEW and result.is_meta and result.numel() <= MOST_NUMBERS:
-                self.numbers.keep(
-                    result, func(torch.empty(0, dtype=given.dtype), *args[1:], **named)
-                )
+            is_like = func in _LIKE and not result.is_floating_point()
+            if (is_like or func in _NEW) and result.is_meta and result.numel() <= MOST_NUMBERS:
+                like = torch.empty(given.shape if is_like else 0, dtype=given.dtype)
+                self.numbers.keep(result, func(like, *args[1:], **named))
         if func in _RANDOM:
             self._random[result] = None
         if args:
@@ -473,6 +477,14 @@ def parse_target(
         device = GPU
     copies = bool(named.get("copy", False))
     return (None if device is None else torch.device(device)), dtype, copies
+
+
+def _as_index(index: Any) -> Any:
+    """An index with tensors in place of lists of numbers."""
+    if isinstance(index, tuple):
+        return tuple(map(_as_index, index))
+    are_numbers = isinstance(index, list) and all(type(each) in (int, bool) for each in index)
+    return torch.tensor(index, dtype=None if index else torch.long) if are_numbers else index
 
 
 def keeps_numbers(tensor: Tensor) -> bool:

@@ -29,11 +29,13 @@ from unittest.mock import patch
 
 from gpumemnet.sandbox.user_code import is_user_code
 from gpumemnet.tracing.recorder import Recorder
+from gpumemnet.tracing.script.read_values import type_of
 from gpumemnet.tracing.script.whole_run import called_name
 
 _NAME: Final = "_gpumemnet_rounds"
 _CONDITION: Final = "_gpumemnet_condition"
 _COUNTS: Final = "_gpumemnet_counts"
+_TYPE: Final = "_gpumemnet_type"
 _ALWAYS: Final = {ast.Eq: True, ast.Not: True, ast.NotEq: False}
 """What a comparison, or ``not step % 1``, always is if it is that while its counter rises."""
 _RISES: Final = 2
@@ -197,6 +199,11 @@ class Loops:
 
     def changed(self, tree: ast.Module, path: str) -> ast.Module:
         """Return the code of a file with loops that can be left."""
+        for node in ast.walk(tree):
+            match node:
+                case ast.Call(ast.Name("type"), [_]):
+                    node.args.insert(0, node.func)
+                    node.func = ast.Name(_TYPE, ast.Load())
         changed: ast.Module = _Changing(Path(path).name, self._called, self._conditions).visit(tree)
         return ast.fix_missing_locations(changed)
 
@@ -222,6 +229,7 @@ class Loops:
         setattr(builtins, _NAME, self.rounds)
         setattr(builtins, _CONDITION, self.condition)
         setattr(builtins, _COUNTS, _are_integers)
+        setattr(builtins, _TYPE, type_of)
         try:
             with patch.object(SourceFileLoader, "get_code", changed):
                 yield

@@ -439,6 +439,11 @@ def _plain(number: Any) -> Any:
     return kind.__pos__(number)
 
 
+def type_of(kind: Callable[[object], Any], value: object) -> Any:
+    """Call ``type(value)``, or what else has that name: code that compares types expects a number's."""
+    return kind(_plain(value) if kind is type else value)
+
+
 def _usual(number: Any) -> Any:
     return number.usual if isinstance(number, _ReadNumber) else number
 

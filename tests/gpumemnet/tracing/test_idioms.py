@@ -109,6 +109,8 @@ CONDITIONS = {
         "y = torch.tensor([[0.0], [1.0], [1.0]]).cuda()\nm = torch.ones(2, 4, device='cuda')\n"
         "m[:, 2:] = 0\nn = sum(y.view(-1).tolist()) + len(m.nonzero()) + int((y > 0).sum())\n"
         "n += int(torch.triu(x.new_ones(2, 2)).bool().sum()) - len(torch.as_tensor([loss] * 3))\n"
+        "z = torch.zeros_like(x[:3, :2], dtype=torch.bool)\nz[[True, False, True], :] = True\n"
+        "n += int(z.sum()) - len(x[:3][z[:, 0]]) * (type(loss.item()) is float) - 2\n"
         "torch.distributions.Beta(model.weight[0].exp(), 1.0).rsample().sum().backward()\n"
         "keep = [block(32) for _ in range(int(n))]"
     ),
