@@ -226,6 +226,8 @@ def _options(words: list[str], flags: frozenset[str]) -> tuple[dict[str, str], l
     left = list(words)
     while left and left[0].startswith("-"):
         word, has_value, value = left.pop(0).partition("=")
+        if word == "--":  # argparse leaves out the one beside the script
+            continue
         name = {"m": "module"}.get(word.lstrip("-"), word.lstrip("-").replace("_", "-"))
         if name in flags:
             options[name] = ""
@@ -235,6 +237,8 @@ def _options(words: list[str], flags: frozenset[str]) -> tuple[dict[str, str], l
             options[name] = left.pop(0)
     if not left:
         raise InvalidRequestError("the line names no script", _FIELD)
+    if left[1:2] == ["--"]:
+        left.pop(1)
     return options, left
 
 

@@ -23,15 +23,15 @@ from gpumemnet.tracing import trace_script
             Launch("train.py", False, ("--lr", "1e-4"), 4, {"LOCAL_WORLD_SIZE": "4"}),
         ),
         (
-            "torchrun --standalone --nnodes=1:2 --nproc_per_node=8 -m pkg.train",
-            Launch("pkg.train", True, (), 16, {"LOCAL_WORLD_SIZE": "8"}),
+            "torchrun --standalone --nnodes=1:2 --nproc_per_node=8 -m pkg.train -- --x",
+            Launch("pkg.train", True, ("--x",), 16, {"LOCAL_WORLD_SIZE": "8"}),
         ),
         (
             "/opt/bin/python -m torch.distributed.run --rdzv-backend c10d --nproc-per-node 2 a.py",
             Launch("a.py", ranks=2, variables={"LOCAL_WORLD_SIZE": "2"}),
         ),
         (
-            "torchrun train.py",
+            "torchrun -- train.py",
             Launch("train.py", ranks=1, variables={"LOCAL_WORLD_SIZE": "1"}),
         ),
         (
