@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
+import random
 import signal
 import socket
 import sys
@@ -86,6 +88,7 @@ class _Requests:
         positions = dict(_positions())
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
+        held, drawn = list(_held_locks()), random.getstate()
         while copy := os.fork():
             status = os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
             os.write(self.envelope["statuses"], f"{status}\n".encode())
@@ -96,6 +99,9 @@ class _Requests:
                 _EXIT(0)
             self.envelope = json.loads(line)
         take_process()
+        for lock in held:
+            lock.acquire()
+        random.setstate(drawn)  # a copy has a new one
         signal.setitimer(signal.ITIMER_REAL, *left)
         return self.envelope["request"]  # type: ignore[no-any-return]  # as it was sent
 
@@ -107,6 +113,17 @@ def begin(lines: IO[bytes]) -> dict[str, Any]:
     """Return the first request to this child process, with how it is to be answered."""
     _requests.append(_Requests(lines))
     return _requests[-1].envelope
+
+
+def _held_locks() -> Iterator[Any]:
+    """Release the locks of ``logging`` that this thread holds, as where it opens a file, and yield
+    each as often.  A fork makes them anew, so that what holds them could not release them."""
+    given = vars(logging)
+    for lock in (given["_lock"], *(each.lock for each in given["_at_fork_reinit_lock_weakset"])):
+        with suppress(RuntimeError):  # it is not held, or no longer
+            while True:
+                lock.release()
+                yield lock
 
 
 def _positions() -> Iterator[tuple[int, int]]:

@@ -10,14 +10,13 @@ from gpumemnet.tracing import trace_script
 from gpumemnet.units import MIB
 
 _SCRIPT = """
-import torch
+import logging, torch
 from concurrent.futures import ThreadPoolExecutor
 print("imported")
 lines = open(__file__, buffering=4)
 weight = torch.zeros(1024, device="cuda", requires_grad=True)
 optimizer = torch.optim.SGD([weight])
-watch = ThreadPoolExecutor(1)
-watch.submit(print)
+LASTING
 for step in range(6):
     assert next(lines).count(chr(10)), "each trace reads the file from its begin"
     loss = weight.sum()
@@ -28,11 +27,18 @@ for step in range(6):
 """
 
 
+@pytest.mark.parametrize(
+    "lasting",
+    ["(watch := ThreadPoolExecutor(1)).submit(print)", "logging.basicConfig(filename='log')"],
+)
 def test_both_ways_of_a_branch_import_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    lasting: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text(_SCRIPT)
+    (tmp_path / "train.py").write_text(_SCRIPT.replace("LASTING", lasting))
     answer = trace_script(tmp_path / "train.py", show_output=True)
     assert answer.requested_bytes > 64 * MIB
     assert "both ways were traced" in " ".join(answer.notes)
