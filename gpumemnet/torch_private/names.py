@@ -227,6 +227,11 @@ def is_part(tensor: Tensor) -> bool:
     return tensor.untyped_storage().nbytes() > tensor.nbytes
 
 
+def viewed(tensor: Tensor) -> Tensor:
+    """The tensor that ``tensor`` is a view of, or itself."""
+    return tensor if tensor._base is None else tensor._base
+
+
 def version(tensor: Tensor) -> int:
     """How often ``tensor``, or a tensor that it is a view of, was changed in place."""
     return int(tensor._version)

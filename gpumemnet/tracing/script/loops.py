@@ -7,17 +7,20 @@ some seconds; a note says so where that is before the first steps.  A loop that 
 the script has trained for long enough and its last rounds brought nothing new: what the script does
 after it is traced too, such as an evaluation or another network.
 
-Conditions on counters, such as ``step % 1000 == 0`` and ``epoch > 50``, are asked for, too.  One that
-was never so in the steps that were traced is taken the other way then, because the run goes on; a
-loop over a range ends with its last two numbers.
+Conditions on counters, such as ``step % 1000 == 0``, ``epoch in milestones`` and ``epoch > 50``, are
+asked for, too.  Where the counter is the number of a loop over a range, that loop goes on with the
+numbers at which one of them is other than it was so far, and ends with its last two.  Another one
+that was never so in the steps that were traced is taken the other way then, because the run goes on,
+if a later number makes it so.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
+import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
@@ -36,13 +39,17 @@ _NAME: Final = "_gpumemnet_rounds"
 _CONDITION: Final = "_gpumemnet_condition"
 _COUNTS: Final = "_gpumemnet_counts"
 _TYPE: Final = "_gpumemnet_type"
-_ALWAYS: Final = {ast.Eq: True, ast.Not: True, ast.NotEq: False}
-"""What a comparison, or ``not step % 1``, always is if it is that while its counter rises."""
 _RISES: Final = 2
 """How often a number has risen from one step to the next that is taken for a counter."""
 _CALM_ROUNDS: Final = 16
 """Rounds that bring nothing new, after which a loop may be left that does not train."""
 _CALM_ROUNDS_OF_TRAINING: Final = 3
+_AHEAD: Final = 100_000
+"""How many later numbers of a counter are tried."""
+_LARGEST: Final = 64
+"""Numbers in a collection that a counter is looked for in."""
+_CLOCKS: Final = ("time", "perf_counter", "monotonic")
+_COLLECTIONS: Final = (ast.List, ast.Tuple, ast.Set, ast.Name, ast.Attribute, ast.Subscript)
 _SECONDS: Final = 5.0
 """CPU time in such a loop before it is left: a loop that fills a buffer should come to its end."""
 _MORE_SECONDS: Final = 20.0
@@ -53,16 +60,14 @@ _LESS_SECONDS: Final = 1.0
 
 @dataclass(slots=True)
 class _Condition:
-    """A condition that compares numbers of the script.
+    """A condition that compares numbers of the script, where an object asks for it, or a caller.
 
     Attributes:
-        line: file and line.
+        line: file, line and code.
         leaves: whether what follows leaves a loop or function.
         stays: whether it stays so once the counter is large enough.
         repeats: whether it holds for multiples; the first of them, 0, is often left out or has no
-            state of an optimizer yet.
-        always: what it always is if it is that while the counter rises: an equality such as
-            ``step % 1 == 0`` true, its opposite false.
+            state of an optimizer yet, and the second one meets what the first has left.
         seen: whether it held, so far.
         step: the last step at which it was met.
         first, last: the numbers at the first step, and at the last one.
@@ -74,15 +79,14 @@ class _Condition:
     leaves: bool
     stays: bool
     repeats: bool
-    always: bool | None
     seen: set[bool] = field(default_factory=set)
     step: int = 0
-    first: list[int] = field(default_factory=list)
-    last: list[int] = field(default_factory=list)
+    first: tuple[float, ...] = ()
+    last: tuple[float, ...] = ()
     rises: int | None = 0
     later: bool | None = None
 
-    def met(self, step: int, numbers: list[int]) -> None:
+    def met(self, step: int, numbers: tuple[float, ...]) -> None:
         """Learn how the numbers change from step to step."""
         if self.step and self.rises is not None:
             fell = any(
@@ -90,6 +94,48 @@ class _Condition:
             )
             self.rises = None if fell else self.rises + (numbers > self.last)
         self.step, self.first, self.last = step, self.first or numbers, numbers
+
+    def ahead(self, number: float) -> Iterator[float]:
+        """Yield later values of a counter."""
+        return (number + (2**i if self.stays else i) for i in range(50 if self.stays else _AHEAD))
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A loop that runs.
+
+    Attributes:
+        numbers: those of a range, also where a bar shows them.
+        given: how many of them were given; the last one is that of this round.
+        wanted: which of the numbers make a condition other than it was so far.
+        asked: the conditions that were looked at.
+    """
+
+    numbers: Sequence[int]
+    given: int = 0
+    wanted: set[int] = field(default_factory=set)
+    asked: set[Hashable] = field(default_factory=set)
+
+    def want(self, is_other: Callable[[int], bool]) -> bool:
+        """Want the last number that makes a condition other than it was, and the first one if none
+        of those that come anyway does; return whether there is one."""
+        left = range(self.given, len(self.numbers))[:_AHEAD]
+        found = [index for index in left if is_other(self.numbers[index])]
+        comes = not self._coming.isdisjoint(found)
+        self.wanted.update(found[comes:1], found[-1:])
+        return bool(found)
+
+    @property
+    def _coming(self) -> set[int]:
+        size = len(self.numbers)
+        return {*self.wanted, *range(size - 2, size)}
+
+    def rest(self) -> Iterator[int]:
+        """Yield the numbers that are wanted, and the last two."""
+        for index in sorted(self._coming):
+            if index >= self.given:
+                self.given = index + 1
+                yield self.numbers[index]
 
 
 class Loops:
@@ -111,9 +157,12 @@ class Loops:
     ) -> None:
         self._recorder, self._is_inside, self.trained = recorder, is_inside, trained
         self._is_cut = is_cut
-        self._conditions: list[_Condition] = []
+        self._conditions: dict[tuple[Any, ...], _Condition] = {}
         self.waiting: dict[str, None] = {}
         """Places of conditions on counters that were never so, or always."""
+        self.turned: dict[str, int] = {}
+        """What was taken the other way before its time → after how many events."""
+        self._running: list[_Running] = []
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._tops: defaultdict[str, int] = defaultdict(int)
         """Place of a loop → the most bytes on the GPU in a round."""
@@ -129,13 +178,17 @@ class Loops:
 
     def rounds(self, place: str, items: Iterable[Any] = iter(int, 1)) -> Iterator[Any]:
         """Yield the items of a loop, keeping none of them; 0 for a ``while`` loop."""
-        iterator, given, calm, most_bytes = iter(items), 0, 0, 0
+        iterator, calm, most_bytes = iter(items), 0, 0
+        numbers = getattr(items, "iterable", items)
+        loop = _Running(numbers if isinstance(numbers, range) else ())
+        self._running.append(loop)
         second, event, (steps, made) = process_time(), self._recorder.now(), self.trained()
         try:
             while True:
                 has_trained = self.has_trained  # a last round takes conditions on counters
-                yield next(iterator)
-                given += 1
+                item = next(iterator)
+                loop.given += 1
+                yield item
                 if self._recorder.now() == event or self._is_inside():
                     continue
                 top, end = self._recorder.levels_since(event)
@@ -150,52 +203,98 @@ class Loops:
                 # One that is made in the first round alone is kept.
                 (self.making.add if made > before[2] else self.making.discard)(place)
                 if place in self.training:
-                    is_over = has_trained and calm >= _CALM_ROUNDS_OF_TRAINING
+                    # Other numbers bring something else.
+                    is_over = has_trained and calm >= (
+                        1 if loop.wanted else _CALM_ROUNDS_OF_TRAINING
+                    )
                 else:
-                    spent, least = self._seconds[place], _SECONDS
+                    spent, seconds = self._seconds[place], _SECONDS
                     if self.has_stepped:
-                        least = _LESS_SECONDS
-                    elif spent > least and self._may_train(place):
-                        least = _MORE_SECONDS
-                    is_over = calm >= _CALM_ROUNDS and spent > least
+                        seconds = _LESS_SECONDS
+                    elif spent > seconds and self._may_train(place):
+                        seconds = _MORE_SECONDS
+                    is_over = calm >= _CALM_ROUNDS and spent > seconds
                 if is_over:
                     self.left.update({} if self.has_stepped else {place: None})
-                    yield from _last(items, given) if place in self.training else ()
+                    yield from loop.rest() if place in self.training else ()
                     break
         except StopIteration:
             pass
         finally:
+            self._running.remove(loop)
             self.training.discard(place)
         self.making.discard(place)  # not where the trace ends within
 
-    def condition(self, number: int, holds: Any, *values: int) -> Any:
+    def condition(
+        self,
+        about: tuple[Any, ...],
+        holds: Any,
+        holds_at: Callable[..., Any],
+        collection: Any,
+        *values: float,
+    ) -> Any:
         """Return whether a condition holds.
 
         Args:
-            number: which one of the script.
+            about: what is known of it from its code.
             holds: whether it does.
+            holds_at: tells whether it would, with other values.
+            collection: that a number is looked for in; ``None`` in other conditions.
             values: the variables that it compares.
         """
         if type(holds) is not bool:
             return holds
-        known, step = self._conditions[number], self.trained()[0]
+        place = about, sys._getframe(2).f_lineno
+        known = self._conditions.get(place)
+        if known is None:
+            known = self._conditions[place] = _Condition(*about)
+        step = self.trained()[0]
         if known.later is not None:
-            return known.later
-        if self.has_stepped or not known.repeats:
+            # What follows may have set the next time.
+            if all(
+                a != b or a == c for a, b, c in zip(known.first, known.last, values, strict=True)
+            ):
+                return known.later
+            known.later = None
+        if collection is None and (self.has_stepped or not known.repeats):
             known.seen.add(holds)
-        if len(known.seen) > 1 or not self.has_stepped or step == known.step or self._is_inside():
+        is_met = len(known.seen) > 1 or (collection and holds)
+        if is_met:
+            self.waiting.pop(known.line, None)
+        if is_met or not self.has_stepped or step == known.step or self._is_inside():
             return holds
-        known.met(step, [*values])
-        leaves = known.leaves and not holds
-        if (known.rises or 0) < _RISES or leaves or holds is known.always:
+        known.met(step, values)
+        risen = [i for i, each in enumerate(values) if each > known.first[i]]
+        if (known.rises or 0) < _RISES or (known.leaves and not holds) or not risen:
             return holds
-        if not (self.has_trained or self._is_cut()):
+        counter, value = risen[0], values[risen[0]]
+
+        def is_other(value: float) -> bool:
+            return holds_at(*values[:counter], value, *values[counter + 1 :]) is not holds
+
+        loops = [
+            each for each in self._running if value in each.numbers[each.given - 1 : each.given]
+        ]
+        for loop in loops:
+            if place not in loop.asked and loop.want(is_other):
+                self.waiting[known.line] = None
+            loop.asked.add(place)
+        if loops:
+            return holds
+        found = next(filter(is_other, known.ahead(value)), None)
+        if found is None:
+            known.seen = {True, False}
+        elif isinstance(collection, dict) or not (self.has_trained or self._is_cut()):
             self.waiting[known.line] = None
-            return holds
-        known.seen.add(not holds)
-        known.later = not holds if known.stays else None
-        self.waiting.pop(known.line, None)
-        return not holds
+        else:
+            self.waiting.pop(known.line, None)
+            if not known.repeats:
+                known.seen = {True, False}
+            known.repeats = False
+            known.later = not holds if known.stays else None
+            self.turned[f"{known.line}, at {value:,}"] = self._recorder.now()
+            return not holds
+        return holds
 
     def changed(self, tree: ast.Module, path: str) -> ast.Module:
         """Return the code of a file with loops that can be left."""
@@ -204,7 +303,7 @@ class Loops:
                 case ast.Call(ast.Name("type"), [_]):
                     node.args.insert(0, node.func)
                     node.func = ast.Name(_TYPE, ast.Load())
-        changed: ast.Module = _Changing(Path(path).name, self._called, self._conditions).visit(tree)
+        changed: ast.Module = _Changing(Path(path).name, self._called).visit(tree)
         return ast.fix_missing_locations(changed)
 
     def _may_train(self, place: str) -> bool:
@@ -228,43 +327,45 @@ class Loops:
 
         setattr(builtins, _NAME, self.rounds)
         setattr(builtins, _CONDITION, self.condition)
-        setattr(builtins, _COUNTS, _are_integers)
+        setattr(builtins, _COUNTS, _are_numbers)
         setattr(builtins, _TYPE, type_of)
         try:
             with patch.object(SourceFileLoader, "get_code", changed):
                 yield
         finally:  # such modules may run again: a plan traces the script's model anew
             setattr(builtins, _NAME, lambda place, *items: items[0] if items else iter(int, 1))
-            setattr(builtins, _CONDITION, lambda number, holds, *values: holds)
+            setattr(builtins, _CONDITION, lambda about, holds, *others: holds)
 
 
 class _Changing(ast.NodeTransformer):
-    """Changes the loops of a file; not those of generators, which others ask for items, and not
-    those of code that a library compiles."""
+    """Changes the loops of a file and its conditions; not the loops of generators, which others ask
+    for items, and no code that a library compiles."""
 
-    def __init__(
-        self, file: str, called: defaultdict[str, set[str]], conditions: list[_Condition]
-    ) -> None:
-        self._file, self._called, self._conditions, self._leaves = file, called, conditions, False
+    def __init__(self, file: str, called: defaultdict[str, set[str]]) -> None:
+        self._file, self._called = file, called
+        self._leaves = self._is_generator = False
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         self._called[node.name] |= set(map(called_name, ast.walk(node)))
         is_compiled = any("jit" in ast.unparse(each) for each in node.decorator_list)
-        if is_compiled or any(
-            isinstance(each, ast.Yield | ast.YieldFrom) for each in ast.walk(node)
-        ):
+        if is_compiled:
             return node
-        return self.generic_visit(node)
+        before, yields = self._is_generator, (ast.Yield, ast.YieldFrom)
+        self._is_generator = any(isinstance(each, yields) for each in ast.walk(node))
+        self.generic_visit(node)
+        self._is_generator = before
+        return node
 
     def visit_For(self, node: ast.For) -> ast.AST:
-        node.iter = ast.copy_location(self._rounds(node, node.iter), node.iter)
+        if not self._is_generator:
+            node.iter = ast.copy_location(self._rounds(node, node.iter), node.iter)
         return self.generic_visit(node)
 
     def visit_While(self, node: ast.While) -> ast.AST:
         for each in (node.body, node.orelse):
             each[:] = map(self.visit, each)
         names = {getattr(each, "id", "") for each in ast.walk(node.test)}
-        if node.orelse or "len" in names:  # it waits until something is long enough
+        if self._is_generator or node.orelse or "len" in names:  # it waits for something's length
             return node
         test = ast.If(ast.UnaryOp(ast.Not(), node.test), [ast.Break()], [])
         body = [ast.copy_location(test, node.test), *node.body]
@@ -276,7 +377,10 @@ class _Changing(ast.NodeTransformer):
 
     def visit_If(self, node: ast.If) -> ast.AST:
         self._leaves = any(
-            isinstance(each, ast.Break | ast.Return | ast.Raise) for each in node.body
+            isinstance(each, ast.Break | ast.Return | ast.Raise)
+            # A function that only answers leaves nothing.
+            and ast.unparse(each) not in ("return True", "return False")
+            for each in node.body
         )
         node.test = self.visit(node.test)
         self._leaves = False
@@ -292,18 +396,36 @@ class _Changing(ast.NodeTransformer):
         return self._condition(node) if is_multiple else self.generic_visit(node)
 
     def _condition(self, test: ast.expr) -> ast.AST:
-        """Return a comparison that is asked for where all that it compares are integers."""
-        numbers = [*_numbers(test)]
-        if not numbers or None in numbers:
+        """Return a comparison that is asked for where all that it compares are numbers, or a number
+        and a collection of numbers."""
+        collection: ast.expr = ast.Constant(None)
+        compared: list[ast.expr] = [test]
+        if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.In):
+            compared, collection = [test.left], test.comparators[0]
+            if not isinstance(collection, _COLLECTIONS) or "(" in ast.unparse(collection)[1:]:
+                return test
+        numbers = {ast.unparse(each or test): each for one in compared for each in _numbers(one)}
+        if not numbers or None in numbers.values():
             return test
         kinds = set(map(type, ast.walk(test)))
-        repeats, stays = ast.Mod in kinds, not kinds & {ast.Eq, ast.NotEq, ast.Mod}
-        always = _ALWAYS.get(type(getattr(test, "ops", [getattr(test, "op", None)])[0]))
-        line = f"{self._file} line {test.lineno}"
-        asked = _call(_CONDITION, ast.Constant(len(self._conditions)), test, *numbers)
-        self._conditions.append(_Condition(line, self._leaves, stays, repeats, always))
+        stays = not kinds & {ast.Eq, ast.NotEq, ast.Mod, ast.In}
+        names = {text: f"_{place}" for place, text in enumerate(numbers)}
+        holds_at = ast.parse(
+            f"lambda {', '.join(names.values())}: {ast.unparse(test)}", mode="eval"
+        )
+        line = f"{self._file} line {test.lineno} ({ast.unparse(test)})"
+        about: Any = line, self._leaves, stays, ast.Mod in kinds
+        asked = _call(
+            _CONDITION,
+            ast.Constant(about),
+            test,
+            _Renaming(names).visit(holds_at.body),
+            collection,
+            *numbers.values(),
+        )
         # Another one stays as it is: where it stands tells what a trace takes it to be.
-        return ast.copy_location(ast.IfExp(_call(_COUNTS, *numbers), asked, test), test)
+        counts = _call(_COUNTS, collection, *numbers.values())
+        return ast.copy_location(ast.IfExp(counts, asked, test), test)
 
     def _rounds(self, loop: ast.stmt, *items: ast.expr) -> ast.Call:
         place = f"{self._file} line {loop.lineno}"
@@ -311,10 +433,16 @@ class _Changing(ast.NodeTransformer):
         return _call(_NAME, ast.Constant(place), *items)
 
 
-def _last(items: Iterable[Any], given: int) -> Iterable[int]:
-    """Return the last two numbers of a range, also where a bar shows them, but those ``given``."""
-    numbers = getattr(items, "iterable", items)
-    return numbers[max(given, len(numbers) - 2) :] if isinstance(numbers, range) else ()
+class _Renaming(ast.NodeTransformer):
+    """Puts names in the place of code."""
+
+    def __init__(self, names: dict[str, str]) -> None:
+        self._names = names
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        name = self._names.get(ast.unparse(node))
+        renamed: ast.AST = ast.Name(name, ast.Load()) if name else super().visit(node)
+        return renamed
 
 
 def _call(name: str, *arguments: Any) -> ast.Call:
@@ -326,6 +454,8 @@ def _numbers(code: ast.AST) -> Iterator[ast.expr | None]:
     match code:
         case ast.Constant() | ast.Call(ast.Name("len")):
             return
+        case ast.Call(ast.Attribute() | ast.Name(), []) if called_name(code) in _CLOCKS:
+            yield code
         case ast.Name() | ast.Attribute() | ast.Subscript(slice=ast.Constant()):
             yield None if "(" in ast.unparse(code) else code
         case ast.BinOp() | ast.UnaryOp() | ast.Compare():
@@ -336,5 +466,12 @@ def _numbers(code: ast.AST) -> Iterator[ast.expr | None]:
             yield None
 
 
-def _are_integers(*values: Any) -> bool:
-    return all(type(each) is int for each in values)
+def _are_numbers(collection: Any, *values: Any) -> bool:
+    return all(type(each) in (int, float) for each in values) and (
+        collection is None
+        or (
+            isinstance(collection, Collection)
+            and len(collection) <= _LARGEST
+            and {int} == set(map(type, collection))
+        )
+    )

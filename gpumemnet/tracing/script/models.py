@@ -21,7 +21,13 @@ from gpumemnet.extract.module_calls import (
     tensors_in,
 )
 from gpumemnet.physics.element_types import AUTOCAST_TYPES
-from gpumemnet.torch_private.names import is_part, own_buffers, own_parameters, part_on_rank
+from gpumemnet.torch_private.names import (
+    is_part,
+    own_buffers,
+    own_parameters,
+    part_on_rank,
+    viewed,
+)
 from gpumemnet.torch_private.script import without_modes
 from gpumemnet.tracing.api import TraceOptions
 from gpumemnet.tracing.recorder import Recorder
@@ -114,6 +120,9 @@ class SampleCount:
                 self._second_dimension = shape[1]
             firsts = [each.shape[0] for each in given]
             known = [each for each in firsts if each in self._of_loaders]
+            whole = viewed(given[0]).shape  # of points on rays, frames of videos
+            if len(whole) > len(shape) and whole.numel() == shape.numel():
+                firsts = [whole[0]]
             size = [*known, *firsts][0]  # points have offsets
             if len(shape) > 1 and self._is_batch(shape[1]) and not self._is_batch(shape[0]):
                 size = shape[1]

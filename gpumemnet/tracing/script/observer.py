@@ -593,8 +593,11 @@ class ScriptObserver:
 
     @property
     def batch_size(self) -> int | None:
-        """Samples that the model got in training, as far as that is known."""
-        return self._samples.batch_size
+        """Samples that the model got in training, as far as that is known: what it got may be nodes
+        of graphs, points of rooms, or a part of a batch."""
+        known, sizes = self._samples.batch_size, self.loaders.trained_sizes - {0, 1}
+        is_told = known in self.loaders.batch_sizes or len(sizes) != 1
+        return known if is_told else max(sizes)
 
     def _begin(self, phase: str) -> None:
         benchmark = torch.backends.cudnn.benchmark

@@ -65,7 +65,14 @@ from gpumemnet.tracing.script.processes import (
 from gpumemnet.tracing.script.read_values import ReadValues
 from gpumemnet.tracing.script.simulated_cuda import GPU
 from gpumemnet.tracing.script.whole_run import WholeRun, grown_bytes
-from gpumemnet.tracing.timeline import LongRun, Timeline, phases_of, repeated, up_to_peak
+from gpumemnet.tracing.timeline import (
+    LongRun,
+    Timeline,
+    peak_of,
+    phases_of,
+    repeated,
+    up_to_peak,
+)
 from gpumemnet.units import MIB
 
 _VARIABLES: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -186,6 +193,7 @@ class ScriptRun:
         model: names of script and models.
         batch_size: samples that the model got.
         batch_sizes: as in :class:`~gpumemnet.tracing.script.whole_run.Loaders`.
+        turned: conditions that were taken the other way before their time → after how many events.
         later_bytes: what passes after the traced steps can take beyond them.
         notes, branches, selections, is_lower_bound: values of the same fields of the answer.
     """
@@ -197,6 +205,7 @@ class ScriptRun:
     model: str
     batch_size: int
     batch_sizes: dict[int, bool]
+    turned: dict[str, int]
     later_bytes: int
     notes: tuple[str, ...]
     branches: tuple[str, ...]
@@ -238,10 +247,14 @@ def result_of_script(run: ScriptRun, call: ScriptCall, with_curve: bool = False)
         largest = max(later, key=lambda each: each.requested_bytes, default=phases[0])
         more = largest.requested_bytes - answer.requested_bytes
         if more >= min(MIB, answer.requested_bytes // 100) and sum(whole.rises) < 2:
+            peak = peak_of(whole.timeline, whole.timeline.sizes)[1]
+            turned = [what for what, event in run.turned.items() if event <= peak][-3:]
             note = (
                 f"the peak is not in the first steps: {largest.name}, step {largest.step}, takes {more / MIB:,.1f} MiB more "
                 "than they do."
             )
+            if turned:
+                note += f" Conditions were taken to be met before it, in the run perhaps later, or never: {'; '.join(turned)}."
             answer = result_of_run(
                 LongRun(whole.timeline, tuple(range(len(whole.timeline.storages)))),
                 whole.timeline,
@@ -305,7 +318,8 @@ def run_script(call: ScriptCall) -> ScriptRun:
         ended, error_text = "", ""
         try:
             run()
-            observer.loops.waiting.clear()  # it has come to its end
+            if not observer.loops.has_trained:  # it has come to its end
+                observer.loops.waiting.clear()
         except EnoughSteps as error:
             observer.note_running(error)
         except GpumemnetError as error:
@@ -331,9 +345,12 @@ def run_script(call: ScriptCall) -> ScriptRun:
             observer.note_running(error)
             if not isinstance(error, StopIteration):  # of a loader that has ended early
                 error_text = fault_sentence(error)
-        if error_text and not observer.loops.has_trained:
+        if error_text:
+            is_cut = observer.loaders.known or observer.loops.has_trained
+            cut = "the trace ends loops and data loaders early; perhaps by that, "
             observer.notes["error"] = (
-                f"an error ended the script, and what follows is not in the answer: {error_text}"
+                f"{cut if is_cut else ''}an error ended the script, and what follows is not in the answer: "
+                f"{error_text}"
             )
         if observer.loops.has_trained:
             stop_alarm()
@@ -474,6 +491,7 @@ def _shown(
         model=f"{script.name} ({names})" if names else script.name,
         batch_size=observer.batch_size or 1,
         batch_sizes=observer.loaders.batch_sizes,
+        turned=observer.loops.turned,
         later_bytes=0 if whole is None else whole.left_bytes,
         notes=(*torch_notes, *values.notes),
         branches=values.branches,

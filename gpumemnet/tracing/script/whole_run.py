@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import random
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -47,6 +48,8 @@ MORE_EVENTS_OF_GENERATION: Final = 100_000
 """The same if the run generates, as no two of its passes are equal, and for what follows the steps."""
 GENERATION: Final = "generation"
 """Name of its phase."""
+_SIZE: Final = re.compile(r"(?!num)(?!.*batches).*batch", re.IGNORECASE)
+"""Names of batch sizes, not of how many batches there are."""
 _KERNELS: Final = ("fused", "foreach", "capturable")
 """Settings of an optimizer that do not change its state."""
 _SAMPLED: Final = 32
@@ -130,6 +133,9 @@ class Loaders:
         self._copies: WeakKeyDictionary[DataLoader[Any], Any] = WeakKeyDictionary()
         """Shapes and a copy of the first batch of each loader; no copy if another had others."""
         self._given: DataLoader[Any] | None = None
+        self._sizes: set[int] = set()
+        self.trained_sizes: set[int] = set()
+        """Batch sizes of the loaders that gave batches for a step, of the first steps."""
         self._trained: WeakSet[DataLoader[Any]] = WeakSet()
         self.is_over: bool | None = None
         """Once a library has trained for long enough: whether its loaders give no more, as no
@@ -140,6 +146,7 @@ class Loaders:
     def given(self, loader: DataLoader[Any], batch: Any) -> Any:
         """Learn from a batch how much those take that wait in shared memory; return it."""
         self._given = loader
+        self._sizes.add(getattr(loader.batch_sampler, "batch_size", 0))
         waiting = loader.num_workers * (loader.prefetch_factor or 0)
         tensors = tensors_in(batch)
         size = sum(tensor.nbytes for tensor in tensors)
@@ -156,6 +163,8 @@ class Loaders:
         """A step of training ends: the loader that gave a batch last is one of training."""
         if self._given is not None:
             self._trained.add(self._given)
+        if self._sizes and not self.goes_on():
+            self.trained_sizes, self._sizes = self._sizes, set()
 
     def again(self, loader: DataLoader[Any]) -> Any:
         """Return the first batch of a loader, ``None`` if others had other shapes."""
@@ -236,7 +245,7 @@ class Loaders:
                 self._resize(entry)
         if isinstance(value, dict):
             for name, entry in value.items():
-                if type(entry) is int and "batch" in str(name).lower():
+                if type(entry) is int and _SIZE.match(str(name)):
                     self.batch_sizes[entry] = True
                     if self._resized and entry == self._resized[0]:
                         value[name] = self._resized[1]
