@@ -276,6 +276,9 @@ class _Batches:
     def __iter__(self) -> _Batches:
         return self
 
+    def __len__(self) -> int:
+        return len(self._loader)
+
     @cached_property
     def _batches(self) -> Iterator[Any]:
         return self._begin(self._loader)  # its workers make a batch at once

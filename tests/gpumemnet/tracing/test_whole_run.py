@@ -277,7 +277,7 @@ G, D = wide(4), nn.Linear(4096, 1).cuda()
 g, d = torch.optim.Adam(G.parameters()), torch.optim.SGD(D.parameters(), lr=0.1)
 loader = DataLoader(TensorDataset(torch.randn(120, 4096)), batch_size=2)
 batches, i = iter(loader), 0
-while i < len(loader):
+while i < len(batches):
     for _ in range(10):
         (x,), i = next(batches), i + 1
         step(d, D(x.cuda()).mean())
