@@ -201,7 +201,7 @@ def _group_of(args: tuple[Any, ...]) -> dist.ProcessGroup | None:
 
 def _finished(func: Any, args: tuple[Any, ...]) -> Any:
     """Return the result of a collective: the tensors that it writes into, if its schema says so,
-    and finished work."""
+    and finished work; a monitored barrier has none."""
     future: torch.futures.Future[Any] = torch.futures.Future()
     written = args[0] if args else None
     for each in tree_leaves(args[:1]):  # all ranks send the numbers of this one
@@ -211,7 +211,7 @@ def _finished(func: Any, args: tuple[Any, ...]) -> Any:
             each.copy_(given.flatten()[numbers].view_as(each))
     future.set_result(written if isinstance(written, list) else [written])
     work = finished_work(future)
-    return work if len(schema(func).returns) == 1 else (written, work)
+    return (None, work, (written, work))[len(schema(func).returns)]
 
 
 def data_parallel_forward(note: Callable[[str], None]) -> Callable[..., Any]:

@@ -76,6 +76,8 @@ _HOST_ARRAYS: Final = frozenset({Tensor.numpy, Tensor.tolist, Tensor.__array__})
 _FEW: Final = [(count,) for count in range(1, 17)]
 """The numbers of lists of these shapes are followed, such as a sum and its count."""
 _READS: Final = _HOST_ARRAYS | {Tensor.__bool__, Tensor.item, Tensor.__format__}
+_COMPARES: Final = ("while checking arguments for", "invalid gradient at index")
+"""In errors of functions that compare the devices of their arguments."""
 _RANDOM: Final = frozenset(
     {torch.rand, torch.randn, torch.normal, torch.rand_like, torch.randn_like}
 )
@@ -137,7 +139,8 @@ class GpuRequests(TorchFunctionMode):
         if not args and func is not torch.where:  # the rules below look at the first argument
             args = tuple(named.pop(name) for name in ("data", "input", "tensors") if name in named)
         given = args[0] if args and isinstance(args[0], Tensor) else None
-        for tensor in argument_tensors(args, {}):
+        tensors = argument_tensors(args, {})
+        for tensor in tensors:
             if self._is_trained(tensor):
                 swap_for_meta(tensor, self._meta_on_gpu(tensor).requires_grad_())
         if given is not None:
@@ -199,16 +202,9 @@ class GpuRequests(TorchFunctionMode):
                     return self._format(given, args[1])
                 if func is Tensor.__repr__:
                     return self._shown(given)
-        if (
-            func in (torch.tensor, torch.as_tensor)
-            and isinstance(args[0], list)
-            and any(map(torch.is_tensor, args[0]))
-        ):
+        if func in (torch.tensor, torch.as_tensor) and given is None and tensors:
             with self:  # PyTorch reads the numbers of a list's tensors where no mode sees it
-                args = (
-                    [each.item() if torch.is_tensor(each) else each for each in args[0]],
-                    *args[1:],
-                )
+                args = map_tensors(args, torch.Tensor.item)
         if func in _SPARSE_CONSTRUCTORS and any(
             isinstance(arg, Tensor) and self._observer.device_of(arg) == GPU for arg in args
         ):
@@ -249,7 +245,7 @@ class GpuRequests(TorchFunctionMode):
         try:
             result = func(*args, **named)
         except RuntimeError as error:
-            if "while checking arguments for" not in str(error):
+            if not any(each in str(error) for each in _COMPARES):
                 raise
             # it compares devices before any operator runs: its known numbers become meta, too
             args, named = map_tensors((args, named), self._meta_on_gpu)

@@ -358,16 +358,25 @@ _LIGHTNING: Final = tuple(
 
 def _validate_last(module: Any) -> None:
     """Let Lightning validate where the loader of an epoch ends, which may be before the batch that
-    it counts to."""
+    it counts to; epochs give two batches from then on, whose gradients make a step."""
     kind: Any = vars(module)["_TrainingEpochLoop"]
     count = kind.on_advance_end.__code__.co_argcount - 1  # 0 in versions before 2.2
     run: Callable[..., Any] = kind.advance
+    most = [math.inf]
+
+    def accumulated(loop: Any) -> bool:
+        batches = min(loop.trainer.accumulate_grad_batches, *most)
+        return bool(loop.batch_progress.current.ready % batches == 0)
+
+    kind._accumulated_batches_reached = accumulated
 
     def advance(loop: Any, *args: Any) -> Any:
         try:
             return run(loop, *args)
         except StopIteration:
             trainer, index = loop.trainer, loop.batch_idx
+            if index + 1 < trainer.num_training_batches < math.inf:
+                most[:] = [2]
             if trainer.check_val_every_n_epoch is None:
                 index = loop.total_batch_idx
             if loop.batch_idx >= 0 and index + 1 < trainer.val_check_batch < math.inf:

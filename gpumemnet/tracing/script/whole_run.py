@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from functools import cached_property, wraps
 from inspect import signature
@@ -321,7 +321,8 @@ def _longest_and_last(loader: DataLoader[Any]) -> tuple[Sequence[int] | None, Se
     if sampler is None or not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
         return None, None
     count = len(data)
-    batches = [list(batch) for batch in islice(iter(sampler), count)]
+    # A copy, because some are iterators of their own: Lightning's, when it predicts.
+    batches = [list(batch) for batch in islice(iter(copy(sampler)), count)]
     last = batches[-1] if len(batches[-1]) < len(batches[0]) else None
     end, sizes = monotonic() + _SECONDS, {}
     for numbers in (_spread(count, _SAMPLED), _spread(count, _READ)):

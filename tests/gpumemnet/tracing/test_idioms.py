@@ -33,6 +33,8 @@ assert torch.take_along_dim(input=model.weight, indices=beams, dim=1).shape == (
 with torch.autocast("cuda", torch.bfloat16):
     torch.einsum("td,d->t", torch.arange(6).cuda().float().view(2, 3), torch.arange(3.0).cuda())
 row = nn.Parameter(torch.arange(4.0, device="cuda"))
+(row * 2).backward(torch.arange(4).cuda().float())
+assert torch.tensor(((row.sum(), 0.0),), device="cuda").shape == (1, 2)
 (nn.LazyLinear(4).cuda()(row) * row * torch.randn(3, 1).expand(3, 4).cuda()[[0, 1]]).sum().backward()
 assert torch.ones(3, 1).expand(3, 4).cuda().stride() == (4, 1)
 torch.distributions.Gamma(row.abs() + 1, 1.0).rsample().sum().backward()

@@ -41,4 +41,4 @@ for _ in range(4):
     everybody = [None] * dist.get_world_size()
     dist.all_gather_object(everybody, {"rank": dist.get_rank()})
     assert everybody[-1] == {"rank": 0}
-dist.barrier()
+assert dist.monitored_barrier() is None
