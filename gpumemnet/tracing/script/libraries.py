@@ -356,6 +356,10 @@ _LIGHTNING: Final = tuple(
 )
 
 
+_ACCUMULATED: Final = "_accumulated_batches_reached"
+"""Whether a step is due, as Lightning asks."""
+
+
 def _validate_last(module: Any) -> None:
     """Let Lightning validate where the loader of an epoch ends, which may be before the batch that
     it counts to; epochs give two batches from then on, whose gradients make a step."""
@@ -368,7 +372,7 @@ def _validate_last(module: Any) -> None:
         batches = min(loop.trainer.accumulate_grad_batches, *most)
         return bool(loop.batch_progress.current.ready % batches == 0)
 
-    kind._accumulated_batches_reached = accumulated
+    setattr(kind, _ACCUMULATED, accumulated)
 
     def advance(loop: Any, *args: Any) -> Any:
         try:
