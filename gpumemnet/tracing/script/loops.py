@@ -200,8 +200,8 @@ class Loops:
                 self._seconds[place] += max(second - before[0], 0)  # a fork begins at 0
                 if steps > before[1]:
                     self.training.add(place)
-                # One that is made in the first round alone is kept.
-                (self.making.add if made > before[2] else self.making.discard)(place)
+                if made > before[2]:
+                    self.making.add(place)
                 if place in self.training:
                     # Other numbers bring something else.
                     is_over = has_trained and calm >= (
@@ -221,6 +221,9 @@ class Loops:
         except StopIteration:
             pass
         finally:
+            stepped, kept = self.trained()
+            if stepped > steps and kept == made:  # it trains what an earlier round has made
+                self.making.discard(place)
             self._running.remove(loop)
             self.training.discard(place)
         self.making.discard(place)  # not where the trace ends within
@@ -228,22 +231,19 @@ class Loops:
     def condition(
         self,
         about: tuple[Any, ...],
-        holds: Any,
-        holds_at: Callable[..., Any],
+        holds_at: Callable[..., bool],
         collection: Any,
         *values: float,
-    ) -> Any:
+    ) -> bool:
         """Return whether a condition holds.
 
         Args:
             about: what is known of it from its code.
-            holds: whether it does.
-            holds_at: tells whether it would, with other values.
+            holds_at: tells whether it does, or would with other values.
             collection: that a number is looked for in; ``None`` in other conditions.
             values: the variables that it compares.
         """
-        if type(holds) is not bool:
-            return holds
+        holds = holds_at(*values)
         place = about, sys._getframe(2).f_lineno
         known = self._conditions.get(place)
         if known is None:
@@ -334,7 +334,7 @@ class Loops:
                 yield
         finally:  # such modules may run again: a plan traces the script's model anew
             setattr(builtins, _NAME, lambda place, *items: items[0] if items else iter(int, 1))
-            setattr(builtins, _CONDITION, lambda about, holds, *others: holds)
+            setattr(builtins, _CONDITION, lambda about, holds_at, _, *values: holds_at(*values))
 
 
 class _Changing(ast.NodeTransformer):
@@ -418,7 +418,6 @@ class _Changing(ast.NodeTransformer):
         asked = _call(
             _CONDITION,
             ast.Constant(about),
-            test,
             _Renaming(names).visit(holds_at.body),
             collection,
             *numbers.values(),
