@@ -324,9 +324,16 @@ def largest_answer(trace: TraceScript, end: float = inf) -> TraceAnswer:
     except ExtractError as error:
         note = f"{where}: selects elements by values of the GPU; all count, because half of them end without a step: {error}."
         return replace(answer, notes=(*answer.notes, note))
+    met = {each.name for each in half.phases}
+    # Time may be up before an evaluation; a step that was not met is like the others.
+    unmet = [each for each in answer.phases if each.name not in met and " of " not in each.name]
+    if any(each.requested_bytes > half.requested_bytes for each in unmet):
+        note = f"{where}: selects elements by values of the GPU; all count, because with half of them time was up before {unmet[0].name}."
+        return replace(answer, notes=(*answer.notes, note))
     note = f"{where}: selects elements by values of the GPU; half of them are expected, and the safe bytes hold all."
     return replace(
         half,
+        phases=(*half.phases, *unmet),
         safe_bytes=max(half.safe_bytes, answer.safe_bytes),
         batches=answer.batches,
         max_batch_size=answer.max_batch_size,

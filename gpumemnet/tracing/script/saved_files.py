@@ -400,7 +400,11 @@ class SavedFiles:
             path.unlink()
         for folder in self._folders:
             files = [*filter(Path.is_file, folder.rglob("*"))] if folder.is_dir() else []
-            if self._opened.issuperset(files) and sum(path.stat().st_size for path in files) < MIB:
+            # What a child program writes, such as cp, is new; what it moves there is not.
+            is_own = all(
+                each in self._opened or each.stat().st_mtime >= self._start for each in files
+            )
+            if is_own and sum(path.stat().st_size for path in files) < MIB:
                 shutil.rmtree(folder, ignore_errors=True)
         for path, backup in self._backups.items():
             if not os.path.lexists(backup):

@@ -14,7 +14,7 @@ from rich.console import Console
 from gpumemnet.cli import main
 from gpumemnet.cli.trace import LOWER_BOUND_CODE, show_trace
 from gpumemnet.errors import ExtractError
-from gpumemnet.tracing.result import TraceAnswer, answer_from_dict
+from gpumemnet.tracing.result import PhasePeak, TraceAnswer, answer_from_dict
 from gpumemnet.tracing.script.branches import Assumptions, largest_answer
 from gpumemnet.tracing.script.start import trace_script
 from gpumemnet.units import MIB
@@ -91,6 +91,18 @@ def test_single_branches_are_traced_while_there_is_time(end: float, traces: int)
     answer = largest_answer(trace, end)
     assert len(asked) == traces  # as usual, the opposite, and each of three alone
     assert ("a; b; c: not traced the other way alone" in " ".join(answer.notes)) is (end == 0)
+
+
+@pytest.mark.parametrize("size", [1, 10**12])
+def test_an_evaluation_before_which_time_was_up_counts(size: int) -> None:
+    def trace(assumptions: Assumptions) -> TraceAnswer:
+        is_half = assumptions.selected_share == 0.5
+        phases = () if is_half else (PhasePeak("evaluation", 5, size),)
+        return replace(ANSWER, expected_bytes=1 if is_half else 2, selections=("a",), phases=phases)
+
+    answer = largest_answer(trace)
+    assert answer.phases[-1].name == "evaluation"
+    assert answer.expected_bytes == (1 if size == 1 else 2)
 
 
 def test_a_launcher_s_variable_is_an_error_with_its_line(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import io
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -25,6 +26,7 @@ def seen(name):  # below Python's open, which a trace watches
 
 (folder / "runs").mkdir()
 (folder / "runs" / "config.yaml").write_text("epochs: 1")
+subprocess.run(["cp", __file__, folder / "runs" / "train.py.backup"], check=True)
 (folder / "logs").mkdir()
 (folder / "old.log").rename(folder / "logs" / "old.log")
 shutil.rmtree(folder / "checkpoint-1")
