@@ -46,7 +46,7 @@ MUON, MATRICES = linear(256, 1024, 256), 2 * 4 * 256 * 1024
 NO_OPTIMIZER = "no optimizer was found"
 
 CASES = {
-    "accelerator": Case(
+    "any_accelerator": Case(
         {"parameter": LAYERS, "optimizer_state": 2 * LAYERS}, 100, "what Inductor's own plan saves"
     ),
     "allocator_in_script": Case(  # fragmentation as with --allocator-conf and without the line

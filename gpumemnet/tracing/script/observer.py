@@ -93,6 +93,8 @@ def take_from_gpu(optimizer: Optimizer, note: Callable[[str], object]) -> None:
 _STEPS: Final = 2
 _STEPS_ON_HOST: Final = 10
 """Optimizer steps after which a script that trains nothing on the GPU is stopped."""
+_PASSES_ON_HOST: Final = 100
+"""The same in backward passes, where there is no optimizer: their loop may wait for a small loss."""
 _PASSES: Final = 4
 """Backward passes after which a script without an optimizer is ended: such a script may take
 several for one step."""
@@ -148,6 +150,7 @@ class ScriptObserver:
         self._started = False
         self._stepping = False
         self._trains_on_gpu = False
+        self._passes_on_host = 0
         self._has_optimizer = False
         self.is_lower_bound = False
         """Whether time was up before enough steps."""
@@ -441,6 +444,9 @@ class ScriptObserver:
         """Context of a backward pass from ``outputs``; without an optimizer, it ends a step."""
         self._passes()
         is_outermost = not self._passing
+        self._passes_on_host += not (self._has_optimizer or self.recorder.now())
+        if self._passes_on_host > _PASSES_ON_HOST:
+            raise EnoughSteps
         if is_outermost and not self._started and self.recorder.has_live_storages:  # no module ran
             self._started = True
             self.recorder.begin_step()

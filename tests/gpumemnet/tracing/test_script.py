@@ -95,6 +95,10 @@ _CHAIN = "line 4: KeyError: 'depth'; this led to ValueError: no such model"
         ("raise RuntimeError('no data here')", "line 1: RuntimeError: no data here"),
         ("import sys\nsys.exit(3)", "sys.exit(3)"),
         (
+            "import torch\nweight = torch.ones(4, requires_grad=True)\nwhile True: weight.sum().backward()",
+            "ended before anything was on the GPU",
+        ),
+        (
             "import sys\ntry:\n  {}['task']\nexcept KeyError:\n  sys.exit(1)",
             "line 3: KeyError: 'task'",
         ),
