@@ -14,11 +14,14 @@ from importlib import import_module
 from typing import Any, Final
 
 import torch
+from torch import nn
 
 from gpumemnet.torch_private.names import TorchName, aten, replaced
 
 COMPILE: Final = TorchName("torch:compile")
 MODULE_COMPILE: Final = TorchName("torch.nn:Module.compile")
+_COMPILED_MODULE: Final = TorchName("torch._dynamo.eval_frame:OptimizedModule")
+_CONTEXT: Final = TorchName("torch._dynamo.eval_frame:DisableContext")
 DESCRIBE_TENSOR: Final = TorchName(
     "torch._subclasses.meta_utils:MetaTensorDescriber.describe_tensor"
 )
@@ -49,6 +52,13 @@ def is_disabled() -> bool:
         os.environ.get(name, "0") == "1"
         for name in ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
     )
+
+
+def compiled_module(module: nn.Module, forward: Callable[..., Any]) -> nn.Module:
+    """Return ``module`` as ``torch.compile`` does, with this forward pass."""
+    shown: Any = _COMPILED_MODULE.value()(module, _CONTEXT.value()())
+    shown.forward = forward
+    return shown  # type: ignore[no-any-return]
 
 
 def optimized(

@@ -85,8 +85,8 @@ class Compiler:
             return model
         if names.is_disabled():
             if isinstance(model, nn.Module):
-                self._note(_LEFT_OUT)
-                return model
+                self._note(_LEFT_OUT)  # scripts ask for its _orig_mod
+                return names.compiled_module(model, MethodType(self._call, model))
 
             @wraps(model)
             def left_out(*args: Any, **kwargs: Any) -> Any:  # libraries have some that never run
@@ -103,9 +103,8 @@ class Compiler:
         settings = (options.get("dynamic"), next(_POOLS) if is_graph else None)
         if not isinstance(model, nn.Module):
             return self.compiled(model, *settings)
-        shown = self._compile(model, backend="eager")
-        shown.forward = self.compiled(MethodType(self._call, model), *settings, module=model)
-        return shown
+        call = MethodType(self._call, model)
+        return names.compiled_module(model, self.compiled(call, *settings, module=model))
 
     def compile_module(self, module: nn.Module, **options: Any) -> None:
         """Take the place of ``nn.Module.compile``, which compiles in place."""

@@ -56,6 +56,7 @@ class Cached(nn.Sequential):
     def forward(self, x):
         return torch.cat([torch.tensor([], device=x.device), super().forward(x)])
 model = torch.compile(Cached(model))
+assert len(model._orig_mod) == 1 and type(model).__name__ == "OptimizedModule"
 """
 WAYS = {
     "model": ("model = torch.compile(model)", "model(x)"),
