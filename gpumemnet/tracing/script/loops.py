@@ -54,6 +54,8 @@ _SECONDS: Final = 5.0
 """CPU time in such a loop before it is left: a loop that fills a buffer should come to its end."""
 _MORE_SECONDS: Final = 20.0
 """The same for a loop that may train later: a name that is called there leads to ``backward``."""
+_MOST_SECONDS: Final = 60.0
+"""The same for one that is in no other loop: all that trains may be left with it."""
 _LESS_SECONDS: Final = 1.0
 """The same after the first steps."""
 
@@ -212,7 +214,8 @@ class Loops:
                     if self.has_stepped:
                         seconds = _LESS_SECONDS
                     elif spent > seconds and self._may_train(place):
-                        seconds = _MORE_SECONDS
+                        is_inner = loop is not self._running[0]
+                        seconds = _MORE_SECONDS if is_inner else _MOST_SECONDS
                     is_over = calm >= _CALM_ROUNDS and spent > seconds
                 if is_over:
                     self.left.update({} if self.has_stepped else {place: None})
