@@ -49,7 +49,6 @@ _AHEAD: Final = 100_000
 _LARGEST: Final = 64
 """Numbers in a collection that a counter is looked for in."""
 _CLOCKS: Final = ("time", "perf_counter", "monotonic")
-_COLLECTIONS: Final = (ast.List, ast.Tuple, ast.Set, ast.Name, ast.Attribute, ast.Subscript)
 _SECONDS: Final = 5.0
 """CPU time in such a loop before it is left: a loop that fills a buffer should come to its end."""
 _MORE_SECONDS: Final = 20.0
@@ -402,12 +401,12 @@ class _Changing(ast.NodeTransformer):
         """Return a comparison that is asked for where all that it compares are numbers, or a number
         and a collection of numbers."""
         collection: ast.expr = ast.Constant(None)
-        compared: list[ast.expr] = [test]
+        compared = test
         if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.In):
-            compared, collection = [test.left], test.comparators[0]
-            if not isinstance(collection, _COLLECTIONS) or "(" in ast.unparse(collection)[1:]:
+            compared, collection = test.left, test.comparators[0]
+            if "(" in ast.unparse(collection)[1:]:
                 return test
-        numbers = {ast.unparse(each or test): each for one in compared for each in _numbers(one)}
+        numbers = {ast.unparse(each or test): each for each in _numbers(compared)}
         if not numbers or None in numbers.values():
             return test
         kinds = set(map(type, ast.walk(test)))
