@@ -337,7 +337,11 @@ def largest_answer(trace: TraceScript, end: float = inf) -> TraceAnswer:
         safe_bytes=max(half.safe_bytes, answer.safe_bytes),
         batches=answer.batches,
         max_batch_size=answer.max_batch_size,
-        notes=(*answer.notes, note),
+        notes=(
+            *answer.notes,
+            *(each for each in half.notes if each.startswith("time was up")),
+            note,
+        ),
         branches=answer.branches,
         selections=answer.selections,
     )

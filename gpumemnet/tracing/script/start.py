@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from gpumemnet.tracing.script.run import ScriptCall
 
 _LOG: Final = logging.getLogger("gpumemnet.tracing")
+_LATE: Final = 8
+"""Step after which a peak is late: the batches that loaders choose come before."""
 _LEAST_SECONDS: Final = 2.0
 """Shortest time for the whole run after the first steps."""
 
@@ -118,21 +120,28 @@ def trace_script(
         TemporaryDirectory() as stages,
         TemporaryDirectory(prefix="gpumemnet-programs-") as programs,
     ):
+        is_late = False
 
         def answered(
             child: Callable[[dict[str, Any]], Any], assumptions: Assumptions, rank: int = 0
         ) -> TraceAnswer:
+            nonlocal is_late
+            # With half of the elements, too, the run should come to where it took the most.
+            is_half = assumptions.selected_share < 1
+            seconds = SECONDS if is_half and is_late else end - monotonic()
             answer = child(
                 {
                     "rank": rank,
                     "stages": stages,
                     "programs": programs,
                     **request,
-                    "more_seconds": max(_LEAST_SECONDS, (end - monotonic()) / 2),
+                    "more_seconds": max(_LEAST_SECONDS, seconds / 2),
                     "assumptions": asdict(assumptions),
                 }
             )
-            return answer_from_dict(answer)
+            found = answer_from_dict(answer)
+            is_late |= found.peak.step > _LATE
+            return found
 
         with asked() as child:
             first = largest_answer(partial(answered, child), end)

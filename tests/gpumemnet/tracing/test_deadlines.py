@@ -98,11 +98,13 @@ def test_an_evaluation_before_which_time_was_up_counts(size: int) -> None:
     def trace(assumptions: Assumptions) -> TraceAnswer:
         is_half = assumptions.selected_share == 0.5
         phases = () if is_half else (PhasePeak("evaluation", 5, size),)
-        return replace(ANSWER, expected_bytes=1 if is_half else 2, selections=("a",), phases=phases)
+        answer = replace(ANSWER, notes=("time was up",) if is_half else (), selections=("a",))
+        return replace(answer, expected_bytes=1 if is_half else 2, phases=phases)
 
     answer = largest_answer(trace)
     assert answer.phases[-1].name == "evaluation"
     assert answer.expected_bytes == (1 if size == 1 else 2)
+    assert ("time was up" in answer.notes) is (size == 1)
 
 
 def test_a_launcher_s_variable_is_an_error_with_its_line(tmp_path: Path) -> None:
