@@ -44,6 +44,8 @@ _RISES: Final = 2
 _CALM_ROUNDS: Final = 16
 """Rounds that bring nothing new, after which a loop may be left that does not train."""
 _CALM_ROUNDS_OF_TRAINING: Final = 3
+_SMALL_BYTES: Final = 2**16
+"""What a round of training may leave that is nothing new, such as a loss or a mask in a list."""
 _AHEAD: Final = 100_000
 """How many later numbers of a counter are tried."""
 _LARGEST: Final = 64
@@ -195,7 +197,9 @@ class Loops:
                 top, end = self._recorder.levels_since(event)
                 before = second, steps, made
                 second, event, (steps, made) = process_time(), self._recorder.now(), self.trained()
-                is_new = top > self._tops[place] or end > most_bytes or made > before[2]
+                small = _SMALL_BYTES if place in self.training else 0
+                is_new = top > self._tops[place] + small or end > most_bytes + small
+                is_new = is_new or made > before[2]
                 calm = 0 if is_new else calm + 1
                 self._tops[place], most_bytes = max(top, self._tops[place]), max(end, most_bytes)
                 self._seconds[place] += max(second - before[0], 0)  # a fork begins at 0

@@ -152,6 +152,7 @@ class ScriptObserver:
         self._trains_on_gpu = False
         self._passes_on_host = 0
         self._has_optimizer = False
+        self._held: list[Optimizer] = []
         self.is_lower_bound = False
         """Whether time was up before enough steps."""
         self._passing = False
@@ -233,6 +234,7 @@ class ScriptObserver:
     def note_running(self, error: BaseException) -> None:
         """Note the calls that the trace ended in, if a library trains, and loops whose rounds make
         optimizers."""
+        self._held = self._optimizers()  # the script's frames go with the error
         if self.has_enough_steps and self.recorder.phase == GENERATION:
             self.notes[GENERATION] = self._generation.sentence
         calls = user_calls(error)

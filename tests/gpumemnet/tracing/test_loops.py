@@ -32,7 +32,7 @@ rounds, kept = 0, []
         ("while len(kept) < 100: run(); rounds += 1; kept.append(i)", 100),
         ("rounds = sum(1 for i in counted() if not run())", 100),
         ("for i in range(100): run(); train(); rounds += 1", 100),
-        ("for i in range(100):\n    rounds += 1; run(); train()\n    if i == 50: enough()", 54),
+        ("for i in range(100):\n    rounds += 1; run(4); train()\n    if i == 50: enough()", 54),
     ],
 )
 def test_loops_end_that_bring_nothing_new(
