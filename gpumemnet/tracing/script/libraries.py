@@ -108,6 +108,9 @@ def preparations(
     def draw_once(module: Any) -> None:  # VonMises rejects until all values are accepted
         vars(module)["_rejection_sample"] = lambda loc, concentration, ratio, start: loc + start
 
+    def without_pause(module: Any) -> None:  # of two seconds before each epoch
+        module.time = SimpleNamespace(sleep=bool)
+
     def without_library(module: Any) -> None:  # of CUDA
         module.get_cuda_specs = lambda: None
 
@@ -122,6 +125,7 @@ def preparations(
         _FLASH: lambda module: note(_STANDS_IN),
         "huggingface_hub.hf_api": lambda module: _push_nothing(module, note),
         "bitsandbytes.cuda_specs": without_library,
+        "mmengine.runner.loops": without_pause,
         "transformers.trainer": lambda module: _accumulate_once(module, note),
         **dict.fromkeys(_LIGHTNING, _validate_last),
         "transformers.modeling_utils": lambda module: _take_flash(module, note),

@@ -41,6 +41,12 @@ _COUNTS: Final = "_gpumemnet_counts"
 _TYPE: Final = "_gpumemnet_type"
 _RISES: Final = 2
 """How often a number has risen from one step to the next that is taken for a counter."""
+_TRAINERS: Final = (
+    "fastai/learner.py",
+    "mmengine/runner/loops.py",
+    "poutyne/framework/model.py",
+)
+"""Files of libraries whose loops train as a user's do: no loader tells them that an epoch ends."""
 _CALM_ROUNDS: Final = 16
 """Rounds that bring nothing new, after which a loop may be left that does not train."""
 _CALM_ROUNDS_OF_TRAINING: Final = 3
@@ -326,7 +332,7 @@ class Loops:
 
         def changed(loader: Any, name: str) -> CodeType | None:
             path = loader.get_filename(name)
-            if not is_user_code(path):
+            if not (is_user_code(path) or path.endswith(_TRAINERS)):
                 return get_code(loader, name)
             tree = self.changed(ast.parse(loader.get_data(path), path), path)
             return compile(tree, path, "exec", dont_inherit=True)

@@ -255,9 +255,9 @@ def present_gpu(
 
     def named_by_number(*args: Any, **kwargs: Any) -> Any:
         args = tuple(GPU if type(arg) is int else arg for arg in args)
-        return parse_to(
-            *args, **{name: GPU if type(arg) is int else arg for name, arg in kwargs.items()}
-        )
+        named = {name: GPU if type(arg) is int else arg for name, arg in kwargs.items()}
+        with without_function_modes():  # it makes no tensor on the device that it is given
+            return parse_to(*args, **named)
 
     def to_empty(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         if not stands_for_gpu(kwargs.get("device", *args)):

@@ -35,6 +35,7 @@ with torch.autocast("cuda", torch.bfloat16):
 row = nn.Parameter(torch.arange(4.0, device="cuda"))
 (row * 2).backward(torch.arange(4).cuda().float())
 assert torch.tensor(((row.sum(), 0.0),), device="cuda").shape == (1, 2)
+assert torch._C._nn._parse_to(device=0)[0] == row.device
 (nn.LazyLinear(4).cuda()(row) * row * torch.randn(3, 1).expand(3, 4).cuda()[[0, 1]]).sum().backward()
 assert torch.ones(3, 1).expand(3, 4).cuda().stride() == (4, 1)
 torch.distributions.Gamma(row.abs() + 1, 1.0).rsample().sum().backward()
