@@ -205,6 +205,8 @@ COPY_FILE: Final = (TorchName("shutil:copyfile"), TorchName("os:link"))
 """To follow the files that a script writes."""
 MAKE_FOLDER: Final = TorchName("os:mkdir")
 """To remove the folders that a script makes."""
+LINK_FILE: Final = TorchName("os:symlink")
+"""To remove links to files that are gone."""
 REMOVE: Final = tuple(map(TorchName, ("os:remove", "os:unlink", "shutil:rmtree")))
 """To put back what the script removes."""
 

@@ -41,6 +41,7 @@ from gpumemnet.torch_private.names import replaced, without_function_modes
 from gpumemnet.torch_private.script import (
     COPY_FILE,
     FAKE_TENSORS,
+    LINK_FILE,
     MAKE_FOLDER,
     MOVE_FILE,
     OPEN_FILE,
@@ -113,6 +114,7 @@ class SavedFiles:
         self._opened: set[Any] = set()
         self._backups: dict[Path, Path] = {}
         self._folders: list[Path] = []
+        self._links: list[Path] = []
         self._start = time.time()
         self._open, self._rename, self._write = builtins.open, os.rename, SAVE.value()
 
@@ -162,13 +164,18 @@ class SavedFiles:
 
             return removed
 
-        make = MAKE_FOLDER.value()
+        def linked(source: Any, target: Any, *args: Any, **kwargs: Any) -> None:
+            link(source, target, *args, **kwargs)
+            self._links.append(Path(os.fsdecode(target)).absolute())
+
+        make, link = MAKE_FOLDER.value(), LINK_FILE.value()
         with ExitStack() as stack:
             stack.callback(self._undo)
             stack.enter_context(
                 replaced(
                     [
                         (MAKE_FOLDER, made),
+                        (LINK_FILE, linked),
                         *((name, opened) for name in OPEN_FILE),
                         (PRINT, lambda *args, write=print, **kwargs: write(*args, **kwargs)),
                         *((name, renamed) for name in MOVE_FILE),
@@ -398,6 +405,9 @@ class SavedFiles:
     def _undo_files(self) -> None:
         for path in filter(Path.is_file, self._temporary):
             path.unlink()
+        for path in filter(Path.is_symlink, self._links):
+            if not path.exists():
+                path.unlink()
         for folder in self._folders:
             files = [*filter(Path.is_file, folder.rglob("*"))] if folder.is_dir() else []
             # What a child program writes, such as cp, is new; what it moves there is not.

@@ -57,6 +57,8 @@ for step in range(3):
     os.replace(folder / "last.tmp", folder / "last.pt")  # noqa: PTH105
     (folder / "linked.pt").unlink(missing_ok=True)
     os.link(folder / "last.pt", folder / "linked.pt")
+    (folder / "latest.pt").unlink(missing_ok=True)
+    (folder / "latest.pt").symlink_to("linked.pt")
     seen("last.pt")
     shutil.copy(folder / "last.pt", folder / "best.pt")
     with open(folder / "handle.pt", "wb") as file:  # noqa: PTH123
