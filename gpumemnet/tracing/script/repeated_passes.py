@@ -2,7 +2,8 @@
 fourth on, the model does not run, and only the output is recorded, because the allocator's cache
 then holds what a pass takes.
 
-So are functions that turn gradients off by a decorator, as those do that plan or sample.
+So are functions that turn gradients off by a decorator, as those do that plan or sample, and what
+runs within a long pass, such as the steps of a sampler that is a module.
 
 A pass repeats another if the model is the same, and numbers, switches and words that its modules
 keep, the shapes of its tensors and its other arguments are equal: a model that counts its passes
@@ -37,6 +38,8 @@ _DEPTH: Final = 4
 """How deep arguments are compared."""
 _MOST_HELD: Final = 64
 """Of a larger collection only the length is compared."""
+_LONG_EVENTS: Final = 2**12
+"""A pass with as many allocations and releases may repeat others within."""
 _STATE: Final = frozenset({bool, int, float, str})
 _PLAIN: Final = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
@@ -70,7 +73,7 @@ class RepeatedPasses:
     Args:
         recorder: records passes.
         is_outermost: whether no module runs.
-        starting: called before a pass is recorded again.
+        starting: called before a pass that is not within another is recorded again.
         trained: returns how often the script has trained: functions repeat between two steps.
     """
 
@@ -86,6 +89,8 @@ class RepeatedPasses:
         self._starting = starting
         self._trained = trained
         self._known: dict[Hashable, _Known] = {}
+        self._began = 0
+        """The event at which the running pass began."""
 
     def around(self, call: Callable[..., Any], *, turns_off: bool = False) -> Callable[..., Any]:
         """Return what takes the place of ``Module.__call__``, or of a function that ``turns_off``
@@ -98,17 +103,21 @@ class RepeatedPasses:
                     steps = turns_off and self._trained()  # an average of weights counts steps
                     return call, steps, _settings(), _inside((args, kwargs), _DEPTH)
 
-            if not self._is_outermost() or (torch.is_grad_enabled() and not turns_off):
+            is_outermost, start = self._is_outermost(), self._recorder.now()
+            if is_outermost:
+                self._began = start
+            is_part = not is_outermost and start - self._began < _LONG_EVENTS
+            if is_part or (torch.is_grad_enabled() and not turns_off):
                 return call(*args, **kwargs)
-            before = key()
+            before, live = key(), self._recorder.live_bytes()
             known = self._known.get(before)
-            start, live = self._recorder.now(), self._recorder.live_bytes()
             if (
                 known is not None
                 and known.runs >= _RUNS
                 and live <= known.live_bytes * (1 + _GROWTH)
             ):
-                self._starting()
+                if is_outermost:
+                    self._starting()
                 return self._again(known)
             output = call(*args, **kwargs)
             if self._recorder.now() > start and key() == before:

@@ -20,6 +20,7 @@ import copy
 import importlib.util
 import json
 import os
+import pickle
 import shutil
 import signal
 import tempfile
@@ -478,15 +479,17 @@ def _copied(value: object, place: Callable[[Tensor], Tensor]) -> object:
     return copy.deepcopy(value, {key: place(tensor) for key, tensor in tensors.items()})
 
 
-def _tensors(value: object) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, nn.Module):
-        yield from value.parameters()
-        yield from value.buffers()
-    elif isinstance(value, Mapping):
-        for entry in value.values():
-            yield from _tensors(entry)
-    elif isinstance(value, list | tuple | set):
-        for entry in value:
-            yield from _tensors(entry)
+def _tensors(value: object) -> list[Tensor]:
+    """The tensors that pickling ``value`` comes to: those of whole optimizers and trainers, too."""
+    found: list[Tensor] = []
+
+    class Finder(pickle.Pickler):
+        def persistent_id(self, each: object) -> bool | None:
+            if not isinstance(each, Tensor):
+                return None
+            found.append(each)
+            return True
+
+    with suppress(Exception):  # it runs code of the script's classes
+        Finder(SimpleNamespace(write=len)).dump(value)
+    return found

@@ -70,6 +70,7 @@ def test_files_of_the_user_are_as_before_and_datasets_stay(answer: Any, folder: 
 
 
 def test_what_was_saved_is_noted(answer: Any) -> None:
+    assert answer["parts"]["saved_activation"] == 0  # nothing is copied on the GPU to be saved
     notes = " ".join(answer["notes"])
     assert "files that the script saved were removed after the trace" in notes
     assert "files that the script wrote over or added to were put back" in notes

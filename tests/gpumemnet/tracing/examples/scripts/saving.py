@@ -72,6 +72,7 @@ for step in range(3):
     save_file(model.state_dict(), folder / "model.safetensors")
     seen("model.safetensors")
     torch.save(model.state_dict(), "/nonexistent/model.pt")
+    torch.save({"optimizer": optimizer}, folder / "whole.pt")
     for mode in ("a", "w"):
         with open(folder / "results.csv", mode) as file:  # noqa: PTH123
             file.write("1,0.5")
