@@ -91,6 +91,7 @@ MODULE_TO_EMPTY: Final = TorchName("torch.nn:Module.to_empty")
 LAZY_METHODS: Final = TorchName("torch.nn.parameter:UninitializedTensorMixin._allowed_methods")
 """To tell where parameters without a shape are."""
 MODULE_CUDA: Final = TorchName("torch.nn:Module.cuda")
+MODULE_CPU: Final = TorchName("torch.nn:Module.cpu")
 """To move modules to the simulated GPU."""
 MODULE_CALL: Final = TorchName("torch.nn:Module.__call__")
 """To record passes that repeat."""

@@ -245,7 +245,7 @@ def present_gpu(
                 with without_function_modes():
                     names.MODULE_APPLY.value()(module, requests.to_meta)
             elif first is not None and observer.device_of(first) == GPU:
-                values.note("Module.to moved a module to the host; it was left on the GPU")
+                values.note("a module that the script moves to the host was left on the GPU")
             args = tuple(arg for arg in args if not isinstance(arg, str | torch.device))
             kwargs.pop("device", None)
             if not args and not kwargs:
@@ -312,6 +312,7 @@ def present_gpu(
         (names.PARSE_TO, named_by_number),
         (names.SET_THREADS, lambda count: set_threads(max(count, 1))),
         (names.MODULE_CUDA, lambda module, device=None: to(module, GPU)),
+        (names.MODULE_CPU, lambda module: to(module, "cpu")),
         (COMPILE, compiler.compile),
         (MODULE_COMPILE, lambda module, **options: compiler.compile_module(module, **options)),
         (names.JIT_TRACE, jit_traced),

@@ -214,7 +214,10 @@ copied = copy.deepcopy(model)
 with torch.no_grad(): copied(torch.randn(8, 4096).cuda())
 del copied
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for i in range(5): step(optimizer, model(torch.randn(8, 4096).cuda()).mean())
+for i in range(5):
+    step(optimizer, model(torch.randn(8, 4096).cuda()).mean())
+    model.cpu()
+    model.cuda()
 """,
         2 * 256,
         2 * 256 + WORKSPACE + 1,
