@@ -165,6 +165,9 @@ class GpuRequests(TorchFunctionMode):
                 return GPU.index
             if func is Tensor.data_ptr and given.is_meta:
                 return storage_id(given) + given.storage_offset() * given.element_size()
+            if func is Tensor.is_set_to and given.is_meta:
+                places = {(storage_id(each), each.storage_offset()) for each in tensors}
+                return len(places) == len({(each.size(), each.stride()) for each in tensors}) == 1
             if func is Tensor.type:
                 if len(args) + len(named) > 1:
                     return self._convert(given, *args[1:], **named)

@@ -10,10 +10,10 @@ simulated GPU, and threads that allocate like the main one.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from multiprocessing.context import ForkProcess
 from multiprocessing.process import BaseProcess
 from threading import Thread
 from typing import Any
@@ -78,10 +78,12 @@ def processes_inherit_gpu(traced: Callable[[Callable[[], None]], None]) -> Itera
             torch.set_num_threads(1)  # those of the process that it is forked from are not here
             traced(run)
 
-        if file and not is_loader:
-            process.run = run_traced  # type: ignore[method-assign]
-        if (is_loader or is_own) and not isinstance(process, ForkProcess):
+        method = getattr(process, "_start_method", None) or multiprocessing.get_start_method()
+        is_forked = method == "fork"
+        if (is_loader or is_own) and not is_forked:
             vars(process)["_Popen"] = script.FORK.value()
+        if file and not is_loader and (is_own or is_forked):  # a library's may be pickled
+            process.run = run_traced  # type: ignore[method-assign]
         start(process)
         if is_own and not process.daemon:
             waited_for.append(process)

@@ -37,8 +37,10 @@ _STARTS = {
         "for _ in range(2): multiprocessing.Process(target=train, args=(1024, model)).start()\n"
     ),
     "process": (
-        "import multiprocessing\nfrom train import train\n"
-        "multiprocessing.Process(target=train).start()\n"
+        "import multiprocessing, shlex\nfrom train import train\n"
+        "if __name__ == '__main__':\n"
+        "    multiprocessing.get_context('spawn').Process(target=shlex.quote, args=('',)).start()\n"
+        "    multiprocessing.Process(target=train).start()\n"
     ),
 }
 

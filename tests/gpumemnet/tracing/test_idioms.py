@@ -50,6 +50,7 @@ torch.distributions.VonMises(model.bias, model.bias.exp()).sample()
 torch.jit.trace(nn.Tanh(), model.bias).save("tanh.pt")
 assert torch.jit.load("tanh.pt")(model.bias).is_cuda and type(torch.ones(1).as_subclass(Kind).cuda()) is Kind
 nn.BatchNorm1d(4, affine=False).cuda().eval()(torch.ones(2, 4).cuda())
+assert bits.is_set_to(bits.detach()) and not bits.is_set_to(bits[1:])
 optimizer = torch.optim.SGD([*model.parameters(), bits], lr=0.1)
 def block(mib): return torch.zeros(mib * 2**18, device="cuda")
 total, best = 0.0, 1e9
