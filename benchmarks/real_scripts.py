@@ -32,7 +32,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import tomllib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -393,8 +392,8 @@ def _extract(git: Path, commit: str, tree: Path) -> bool:
 def _timed(
     command: list[str], folder: Path, environment: Mapping[str, str], limit_seconds: float
 ) -> tuple[int | None, float, str, str]:
-    """Run a command; return its status (``None`` if it was ended), its seconds, output and
-    errors."""
+    """Run a command; return its status (``None`` if it was ended), the CPU seconds of it and of the
+    processes that it waited for, its output and errors."""
     variables = {
         **os.environ,
         "PATH": f"{Path(command[0]).parent}{os.pathsep}{os.environ['PATH']}",
@@ -404,7 +403,7 @@ def _timed(
         "WANDB_MODE": "disabled",
         **environment,
     }
-    started = time.monotonic()
+    before = os.times()
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
             command, cwd=folder, env=variables, stdout=output, stderr=errors, start_new_session=True
@@ -421,7 +420,9 @@ def _timed(
             process.wait()
         output.seek(0)
         errors.seek(0)
-        return status, time.monotonic() - started, output.read(), errors.read()
+        after = os.times()
+        seconds = sum(after[2:4]) - sum(before[2:4])
+        return status, seconds, output.read(), errors.read()
 
 
 def _one_line(errors: str) -> str:
@@ -459,7 +460,7 @@ def write_document(path: Path, rows: list[dict[str, Any]]) -> None:
     if not marker:
         raise SystemExit(f"{path}: the line {MARKER} is missing; the table goes below it")
     lines = [
-        "| script | outcome | seconds | MiB | independent count, or why not |",
+        "| script | outcome | CPU seconds | MiB | independent count, or why not |",
         "| --- | --- | ---: | ---: | --- |",
     ]
     for row in rows:
