@@ -128,6 +128,7 @@ def preparations(
         "mmengine.runner.loops": without_pause,
         "transformers.trainer": lambda module: _accumulate_once(module, note),
         **dict.fromkeys(_LIGHTNING, _validate_last),
+        **{name.replace("training_epoch", "prediction"): _number_all for name in _LIGHTNING},
         "transformers.modeling_utils": lambda module: _take_flash(module, note),
         "transformers.modeling_flash_attention_utils": _flash_package,
         "transformers.integrations.hub_kernels": lambda module: _flash_kernels(module, note),
@@ -360,6 +361,21 @@ _LIGHTNING: Final = tuple(
 )
 
 
+def _number_all(module: Any) -> None:
+    """Let Lightning's writers of predictions have numbers of samples for batches that are copies of
+    an earlier one: its sampler did not give these."""
+    kind: Any = getattr(module, "_PredictionLoop", None)
+    numbers: Any = getattr(kind, _NUMBERS, None)  # older versions have none
+
+    def padded(loop: Any, *loaders: Any) -> Any:
+        seen = numbers(loop, *loaders)
+        return seen and seen + seen[-1:] * 1000
+
+    if numbers is not None:
+        setattr(kind, _NUMBERS, padded)
+
+
+_NUMBERS: Final = "_get_batch_indices"
 _ACCUMULATED: Final = "_accumulated_batches_reached"
 """Whether a step is due, as Lightning asks."""
 
