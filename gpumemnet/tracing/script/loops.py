@@ -11,7 +11,8 @@ Conditions on counters, such as ``step % 1000 == 0``, ``epoch in milestones`` an
 asked for, too.  Where the counter is the number of a loop over a range, that loop goes on with the
 numbers at which one of them is other than it was so far, and ends with its last two.  Another one
 that was never so in the steps that were traced is taken the other way then, because the run goes on,
-if a later number makes it so.
+if a later number makes it so.  A position in data, such as ``start`` in ``data[start:end]``, is no such
+counter: the rest of the data would be one batch.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ class _Condition:
         stays: whether it stays so once the counter is large enough.
         repeats: whether it holds for multiples; the first of them, 0, is often left out or has no
             state of an optimizer yet, and the second one meets what the first has left.
+        is_position: whether it compares a position in data.
         seen: whether it held, so far.
         step: the last step at which it was met.
         first, last: the numbers at the first step, and at the last one.
@@ -88,6 +90,7 @@ class _Condition:
     leaves: bool
     stays: bool
     repeats: bool
+    is_position: bool
     seen: set[bool] = field(default_factory=set)
     step: int = 0
     first: tuple[float, ...] = ()
@@ -296,7 +299,11 @@ class Loops:
         found = next(filter(is_other, known.ahead(value)), None)
         if found is None:
             known.seen = {True, False}
-        elif isinstance(collection, dict) or not (self.has_trained or self._is_cut()):
+        elif (
+            isinstance(collection, dict)
+            or known.is_position
+            or not (self.has_trained or self._is_cut())
+        ):
             self.waiting[known.line] = None
         else:
             self.waiting.pop(known.line, None)
@@ -356,16 +363,23 @@ class _Changing(ast.NodeTransformer):
     def __init__(self, file: str, called: defaultdict[str, set[str]]) -> None:
         self._file, self._called = file, called
         self._leaves = self._is_generator = False
+        self._positions: frozenset[str] = frozenset()
+
+    def visit_Module(self, node: ast.Module) -> ast.AST:
+        scopes = ast.FunctionDef | ast.ClassDef
+        self._positions = _positions(each for each in node.body if not isinstance(each, scopes))
+        return self.generic_visit(node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         self._called[node.name] |= set(map(called_name, ast.walk(node)))
         is_compiled = any("jit" in ast.unparse(each) for each in node.decorator_list)
         if is_compiled:
             return node
-        before, yields = self._is_generator, (ast.Yield, ast.YieldFrom)
+        before, yields = (self._is_generator, self._positions), (ast.Yield, ast.YieldFrom)
         self._is_generator = any(isinstance(each, yields) for each in ast.walk(node))
+        self._positions = _positions([node])
         self.generic_visit(node)
-        self._is_generator = before
+        self._is_generator, self._positions = before
         return node
 
     def visit_For(self, node: ast.For) -> ast.AST:
@@ -426,7 +440,8 @@ class _Changing(ast.NodeTransformer):
             f"lambda {', '.join(names.values())}: {ast.unparse(test)}", mode="eval"
         )
         line = f"{self._file} line {test.lineno} ({ast.unparse(test)})"
-        about: Any = line, self._leaves, stays, ast.Mod in kinds
+        is_position = stays and not self._positions.isdisjoint(numbers)
+        about: Any = line, self._leaves, stays, ast.Mod in kinds, is_position
         asked = _call(
             _CONDITION,
             ast.Constant(about),
@@ -454,6 +469,15 @@ class _Renaming(ast.NodeTransformer):
         name = self._names.get(ast.unparse(node))
         renamed: ast.AST = ast.Name(name, ast.Load()) if name else super().visit(node)
         return renamed
+
+
+def _positions(code: Iterable[ast.AST]) -> frozenset[str]:
+    """The variables that slices begin or end with, or that are added up in an index."""
+    indices = (
+        each.slice for one in code for each in ast.walk(one) if isinstance(each, ast.Subscript)
+    )
+    added = (each for each in indices if isinstance(each, ast.Slice | ast.BinOp))
+    return frozenset(ast.unparse(each) for index in added for each in ast.walk(index))
 
 
 def _call(name: str, *arguments: Any) -> ast.Call:

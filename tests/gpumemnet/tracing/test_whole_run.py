@@ -386,6 +386,22 @@ while i < 1000:
         3 * 128 + 34 * 16 + WORKSPACE + 2,
         "scheduled.py line 15 (i in config['copy']), at 6",
     ),
+    "positions": Case(  # of hand-made batches: weights, gradients; the rest of the data is no batch
+        """
+model, data = wide(1), torch.zeros(1).expand(20000, 4096)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def batches(size):
+    start = 0
+    while start < 20000:
+        if start + size < 20000: end = start + size
+        else: end = 20000
+        yield data[start:end]
+        start = end
+for x in batches(8): step(optimizer, model(x.cuda()).mean())
+""",
+        128,
+        128 + WORKSPACE,
+    ),
     "late": Case(  # [time, batch, width], of two lengths
         """
 import argparse
