@@ -176,7 +176,7 @@ class ModelTensors:
     def classify(self, optimizer: Optimizer, *, of_engine: bool) -> None:
         """Classify the parameters of an optimizer that has stepped, their gradients and state."""
         self.learn(parameters_of(optimizer))
-        self._classify_models()
+        self.classify_models()
         self.classify_gradients(of_engine=of_engine)
         for parameter, state in optimizer.state.items():
             owner = self._parameters.get(id(parameter), (None, ""))[1]
@@ -191,7 +191,7 @@ class ModelTensors:
             if not (of_engine and is_part(parameter.grad)):
                 self._recorder.classify((part_on_rank(parameter.grad),), "gradient", owner)
 
-    def _classify_models(self) -> None:
+    def classify_models(self) -> None:
         """Classify the models' tensors: the script may have converted them, or put others in their
         place."""
         for module in (each for model in self._modules.models for each in model.modules()):

@@ -458,6 +458,7 @@ class ScriptObserver:
             self._samples.settle(set(map(id, leaves)))
         if is_outermost and not self._has_optimizer:
             self._tensors.learn(leaves)
+            self._tensors.classify_models()
         self._passing = True
         try:
             self._begin("backward")

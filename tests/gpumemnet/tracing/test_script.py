@@ -122,6 +122,16 @@ def test_scripts_that_do_not_train(text: str, sentence: str, tmp_path: Path) -> 
     assert sentence in traced(script)
 
 
+def test_parameters_are_halved_that_are_trained_by_hand(tmp_path: Path) -> None:
+    script = tmp_path / "by_hand.py"
+    script.write_text(
+        "import torch\nmodel = torch.nn.Linear(64, 64).cuda().half()\nfor _ in range(4):\n"
+        "    model(torch.ones(4, 64).cuda().half()).sum().backward()\n"
+        "    for each in model.parameters(): each.data -= each.grad; each.grad = None\n"
+    )
+    assert traced(script)["parts"]["parameter"] == 2 * (64 * 64 + 64)
+
+
 def test_a_model_of_any_size_can_be_built(tmp_path: Path) -> None:
     script = tmp_path / "large.py"
     script.write_text(
