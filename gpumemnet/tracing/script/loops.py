@@ -129,12 +129,11 @@ class _Running:
     asked: set[Hashable] = field(default_factory=set)
 
     def want(self, is_other: Callable[[int], bool]) -> bool:
-        """Want the last number that makes a condition other than it was, and the first one if none
-        of those that come anyway does; return whether there is one."""
+        """Want the first number that makes a condition other than it was, because time may end before
+        the last one, and that; return whether there is one."""
         left = range(self.given, len(self.numbers))[:_AHEAD]
         found = [index for index in left if is_other(self.numbers[index])]
-        comes = not self._coming.isdisjoint(found)
-        self.wanted.update(found[comes:1], found[-1:])
+        self.wanted.update(found[:1], found[-1:])
         return bool(found)
 
     @property
@@ -217,9 +216,10 @@ class Loops:
                 if made > before[2]:
                     self.making.add(place)
                 if place in self.training:
-                    # Other numbers bring something else.
-                    is_over = has_trained and calm >= (
-                        1 if loop.wanted else _CALM_ROUNDS_OF_TRAINING
+                    is_done = has_trained and calm >= _CALM_ROUNDS_OF_TRAINING
+                    # Other numbers bring something else, and epochs were cut for them.
+                    is_over = is_done or bool(
+                        loop.wanted and calm and (has_trained or self._is_cut())
                     )
                 else:
                     spent, seconds = self._seconds[place], _SECONDS
