@@ -156,7 +156,7 @@ def metrics_document() -> bytes:
         MultiProcessCollector(registry, folder)  # type: ignore[no-untyped-call]
         try:
             return generate_latest(registry)
-        except (OSError, struct.error):  # a worker that starts or ends now adds or removes files
+        except (OSError, ValueError, struct.error):  # a worker starts or ends: half a file, or none
             if attempt == _ATTEMPTS - 1:
                 raise
     raise AssertionError("unreachable")
