@@ -389,6 +389,16 @@ class GpuRequests(TorchFunctionMode):
         self._observer.deferred(empty)
         return empty
 
+    def moved_to_host(self, tensor: Tensor, *, is_buffer: bool) -> Tensor:
+        """What a module that moves to the host has there in the place of ``tensor``: a meta tensor,
+        unless its numbers are known."""
+        if self._observer.device_of(tensor) != GPU:
+            return tensor
+        has_numbers = is_buffer and self.numbers.of(tensor) is not None
+        if has_numbers or is_sparse(tensor) or not tensor.is_meta:
+            return self._to_host("Module.to", tensor)
+        return self._on_host(partial(torch.empty_like, tensor, device="meta"))
+
     def _to_host(self, function: str, tensor: Tensor) -> Tensor:
         """A copy on the host: zeros where the values are unknown, or a meta tensor where those
         would take too much memory."""

@@ -179,6 +179,14 @@ class ScriptObserver:
             lambda: (self._stepped.total() or self._boundaries, len(self._made)),
             lambda: bool(self.loaders.known),
         )
+        self._repeated = RepeatedPasses(
+            self.recorder,
+            lambda: not self.modules.depth,
+            self._model_starts,
+            self.loops.trained,
+        )
+        self._were_on_gpu: set[int] = set()
+        """Parameters that have left the GPU, and may be back."""
         self._whole: WholeRun | None = None
         self._is_counting = False
         self._in_engine = self._has_engine = False
@@ -305,6 +313,11 @@ class ScriptObserver:
         self._used()
         self.modules.learn(module)
 
+    def module_left(self, tensors: list[Tensor]) -> None:
+        """A model, or a part of one, is moved to the host: its passes allocate something else."""
+        self._were_on_gpu.update(map(id, tensors))
+        self._repeated.forget()
+
     def module_tensor(self, tensor: Tensor, owner: nn.Module, is_parameter: bool) -> None:
         """A parameter or a buffer of ``owner`` has arrived."""
         path = self.modules.path_of(owner)
@@ -412,12 +425,6 @@ class ScriptObserver:
                 self.loaders.is_over = self.loaders.is_over and False
             make_optimizer(optimizer, *args, **kwargs)
 
-        passes = RepeatedPasses(
-            self.recorder,
-            lambda: not self.modules.depth,
-            self._model_starts,
-            self.loops.trained,
-        )
         handles = [
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
@@ -429,8 +436,8 @@ class ScriptObserver:
                         (BACKWARD, observed_backward),
                         (GRADIENTS, observed_gradients),
                         (OPTIMIZER, made),
-                        (MODULE_CALL, passes.around(MODULE_CALL.value())),
-                        (DECORATE, passes.around_decorator(DECORATE.value())),
+                        (MODULE_CALL, self._repeated.around(MODULE_CALL.value())),
+                        (DECORATE, self._repeated.around_decorator(DECORATE.value())),
                     ]
                 ),
                 self.modules,
@@ -528,7 +535,8 @@ class ScriptObserver:
             held = [
                 each
                 for each in parameters_of(optimizer)
-                if self.device_of(each) == _GPU and (each.is_floating_point() or each.is_complex())
+                if (self.device_of(each) == _GPU or id(each) in self._were_on_gpu)
+                and (each.is_floating_point() or each.is_complex())
             ]  # others, such as those in 4 bits, have no gradient
             trained = [each for each in held if each.requires_grad or each in optimizer.state]
             known = set(map(id, trained))  # some scripts turn requires_grad off between steps

@@ -86,6 +86,10 @@ def move_module(
             own[name] = parameter.to(GPU)  # type: ignore[assignment]  # of its own class
     with without_function_modes():  # the script sees a CUDA tensor
         _move_own(module, dtype, layout, observer, numbers)
+    for parameter in own.values():
+        gradient = None if parameter is None else parameter.grad
+        if type(gradient) is Tensor and observer.device_of(gradient) != GPU:
+            parameter.grad = gradient.to(GPU, parameter.dtype)  # type: ignore[union-attr]
 
 
 def _move_own(
@@ -240,18 +244,31 @@ def present_gpu(
             )
             return module
         if target is not None:
-            first = next(iter(module.parameters()), None)
             if is_away:
                 with without_function_modes():
                     names.MODULE_APPLY.value()(module, requests.to_meta)
-            elif first is not None and observer.device_of(first) == GPU:
-                values.note("a module that the script moves to the host was left on the GPU")
+            else:
+                leave_gpu(module)
             args = tuple(arg for arg in args if not isinstance(arg, str | torch.device))
             kwargs.pop("device", None)
             if not args and not kwargs:
                 return module
         moved: nn.Module = original_to(module, *args, **kwargs)
         return moved
+
+    def leave_gpu(module: nn.Module) -> None:
+        buffers = set(map(id, module.buffers()))
+        tensors = [*module.parameters(), *module.buffers()]
+        held = [each for each in tensors if observer.device_of(each) == GPU]
+        if any(type(each) not in (Tensor, nn.Parameter) for each in held):  # shards, quantized
+            values.note("a module that the script moves to the host was left on the GPU")
+        elif held:
+            observer.module_left(held)
+            with without_function_modes():
+                names.MODULE_APPLY.value()(
+                    module,
+                    lambda tensor: requests.moved_to_host(tensor, is_buffer=id(tensor) in buffers),
+                )
 
     def named_by_number(*args: Any, **kwargs: Any) -> Any:
         args = tuple(GPU if type(arg) is int else arg for arg in args)

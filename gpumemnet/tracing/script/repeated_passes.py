@@ -92,6 +92,10 @@ class RepeatedPasses:
         self._began = 0
         """The event at which the running pass began."""
 
+    def forget(self) -> None:
+        """Run each model again before its pass is recorded again."""
+        self._known.clear()
+
     def around(self, call: Callable[..., Any], *, turns_off: bool = False) -> Callable[..., Any]:
         """Return what takes the place of ``Module.__call__``, or of a function that ``turns_off``
         gradients."""

@@ -216,8 +216,9 @@ del copied
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for i in range(5):
     step(optimizer, model(torch.randn(8, 4096).cuda()).mean())
-    model.cpu()
-    model.cuda()
+    assert not model.cpu()(torch.randn(8, 4096)).is_cuda and not model[0].weight.grad.is_cuda
+    torch.empty(120 << 20, device="cuda")
+    assert model.cuda()[0].weight.grad.is_cuda
 """,
         2 * 256,
         2 * 256 + WORKSPACE + 1,
