@@ -34,6 +34,8 @@ Integers = Sequence[int] | NDArray[np.int64]
 _LEAST_PASSES: Final = 4
 """Fewer passes are replayed as fast without a comparison."""
 _EMPTIES: Final = 2
+_STEP_BYTES: Final = 2 * MIB
+"""Precision of the smallest limit: the driver maps memory in pages of 2 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +167,10 @@ class Replay:
         peak_reserved_bytes: their maxima; in steady state only, if memory was given
             back to the driver before it began.
         startup_peak_reserved_bytes: maximum of the reserved bytes over all events.
-        peak_allocated_event, peak_reserved_event: index of the event that first reached the
-        maximum; -1 for the prefix.
-        allocated_curve_bytes, reserved_curve_bytes: the values after every event, shape
-        ``[n_events]``, on request.
+        peak_allocated_event: index of the event that first reached the maximum; -1 if none
+            allocates.
+        reserved_curve_bytes: the reserved bytes after every event, shape ``[n_events]``, on
+            request.
     """
 
     allocated_bytes: int
@@ -179,8 +181,6 @@ class Replay:
     peak_reserved_bytes: int
     startup_peak_reserved_bytes: int
     peak_allocated_event: int
-    peak_reserved_event: int
-    allocated_curve_bytes: NDArray[np.int64] | None = field(default=None, compare=False)
     reserved_curve_bytes: NDArray[np.int64] | None = field(default=None, compare=False)
 
 
@@ -190,13 +190,11 @@ def replay(
     settings: AllocatorSettings = DEFAULT_SETTINGS,
     capacity_bytes: int | None = None,
     *,
-    device_bytes: int | None = None,
-    prefix: Integers = (),
     streams: Sequence[int] | None = None,
     shrinkable: Collection[int] = (),
     steady_from: int | None = None,
     loops: Sequence[Loop] = (),
-    with_curves: bool = False,
+    with_curve: bool = False,
 ) -> Replay:
     """Run ``events`` through a new allocator.
 
@@ -205,9 +203,6 @@ def replay(
         sizes: bytes of every storage, by its number.
         settings: as ``PYTORCH_CUDA_ALLOC_CONF`` would set them.
         capacity_bytes: memory for segments; ``None`` for no limit.
-        device_bytes: total memory of the device; by default the capacity.
-        prefix: bytes of allocations that are made before the first event and kept, such as library
-            workspaces.
         streams: the CUDA stream on which each storage is allocated, by the storage's number; stream
             0 by default. A freed block returns to the pool of its stream at once.
         shrinkable: storages that take what is left: their size is halved until they fit.  cuDNN's
@@ -216,32 +211,26 @@ def replay(
         steady_from: index of the event at which the steady state begins; by default all events
             count.
         loops: where ``events`` repeats passes; the result is the same without.
-        with_curves: whether to return the values after every event.
+        with_curve: whether to return the reserved bytes after every event.
 
     Raises:
-        OutOfMemory: the stream does not fit; its ``event`` is the index, -1 in the prefix.
+        OutOfMemory: the stream does not fit; its ``event`` is the index.
         ValueError: an event allocates a storage that is allocated, or frees one that is not.
     """
-    if capacity_bytes is device_bytes is None:  # there is no share of an unlimited device
+    if capacity_bytes is None:  # there is no share of an unlimited device
         settings = replace(settings, per_process_memory_fraction=1.0)
-    allocator = CachingAllocator(settings, capacity_bytes, device_bytes=device_bytes)
+    allocator = CachingAllocator(settings, capacity_bytes)
     startup_peak_reserved = 0
     malloc, free = allocator.malloc, allocator.free
     order, bytes_of = _plain(events), _plain(sizes)
     stream_of = streams or [0] * len(bytes_of)
     absent = _absent()
     blocks: list[Block | None] = [absent] * len(bytes_of)
-    allocated_curve: list[int] = []
     reserved_curve: list[int] = []
-    index = peak_allocated_event = peak_reserved_event = -1
-    known_loops = [] if with_curves else replayable(loops, sizes, streams, shrinkable, steady_from)
+    index = peak_allocated_event = -1
+    peak_allocated = 0
+    known_loops = [] if with_curve else replayable(loops, sizes, streams, shrinkable, steady_from)
     try:
-        for size in _plain(prefix):
-            malloc(size)
-        peak_allocated, peak_reserved = (
-            allocator.peak_allocated_bytes,
-            allocator.peak_reserved_bytes,
-        )
         for start, end in _stretches(len(order), known_loops, allocator, blocks, absent):
             for index, event in enumerate(order[start:end], start):
                 if (
@@ -250,11 +239,8 @@ def replay(
                 ):
                     startup_peak_reserved = allocator.peak_reserved_bytes
                     allocator.reset_peaks()
-                    peak_allocated, peak_reserved = (
-                        allocator.allocated_bytes,
-                        allocator.reserved_bytes,
-                    )
-                    peak_allocated_event = peak_reserved_event = index - 1
+                    peak_allocated = allocator.allocated_bytes
+                    peak_allocated_event = index - 1
                 if event < 0:
                     if event == EMPTY_CACHE:
                         allocator.empty_cache()
@@ -273,11 +259,7 @@ def replay(
                     if allocator.peak_allocated_bytes > peak_allocated:
                         peak_allocated = allocator.peak_allocated_bytes
                         peak_allocated_event = index
-                    if allocator.peak_reserved_bytes > peak_reserved:
-                        peak_reserved = allocator.peak_reserved_bytes
-                        peak_reserved_event = index
-                if with_curves:
-                    allocated_curve.append(allocator.allocated_bytes)
+                if with_curve:
                     reserved_curve.append(allocator.reserved_bytes)
     except OutOfMemory as error:
         error.event = index
@@ -293,9 +275,7 @@ def replay(
         peak_reserved_bytes=allocator.peak_reserved_bytes,
         startup_peak_reserved_bytes=max(startup_peak_reserved, allocator.peak_reserved_bytes),
         peak_allocated_event=peak_allocated_event,
-        peak_reserved_event=peak_reserved_event,
-        allocated_curve_bytes=np.array(allocated_curve, dtype=np.int64) if with_curves else None,
-        reserved_curve_bytes=np.array(reserved_curve, dtype=np.int64) if with_curves else None,
+        reserved_curve_bytes=np.array(reserved_curve, dtype=np.int64) if with_curve else None,
     )
 
 
@@ -374,11 +354,8 @@ def smallest_limit(
     sizes: Integers,
     settings: AllocatorSettings = DEFAULT_SETTINGS,
     *,
-    device_bytes: int | None = None,
-    prefix: Integers = (),
     streams: Sequence[int] | None = None,
     loops: Sequence[Loop] = (),
-    step_bytes: int = 2 * MIB,
 ) -> int:
     """Return the smallest capacity, in whole steps, under which ``events`` succeed; 0 if they need
     no memory.
@@ -388,12 +365,10 @@ def smallest_limit(
     searched.
 
     Args:
-        events, sizes, settings, device_bytes, prefix, streams, loops: as for
+        events, sizes, settings, streams, loops: as for
         :func:`~gpumemnet.allocator.replay.replay`.
-        step_bytes: precision of the answer; the driver maps memory in pages of 2 MiB.
 
     Raises:
-        OutOfMemory: the memory fraction of the settings is too small for any capacity.
         ValueError: the stream is malformed.
     """
 
@@ -402,23 +377,21 @@ def smallest_limit(
         events,
         sizes,
         settings,
-        device_bytes=device_bytes,
-        prefix=prefix,
         streams=streams,
         loops=loops,
     )
 
     def runs(steps: int) -> bool:
         try:
-            run(capacity_bytes=steps * step_bytes)
+            run(capacity_bytes=steps * _STEP_BYTES)
         except OutOfMemory:
             return False
         return True
 
     unlimited = run()
-    works = -(-unlimited.peak_reserved_bytes // step_bytes)
+    works = -(-unlimited.peak_reserved_bytes // _STEP_BYTES)
     fails = (
-        -(-unlimited.peak_requested_bytes // step_bytes) - 1
+        -(-unlimited.peak_requested_bytes // _STEP_BYTES) - 1
     )  # all requests alive at one moment must be reserved
     while works and not runs(
         works
@@ -427,4 +400,4 @@ def smallest_limit(
     while works - fails > 1:
         middle = (works + fails) // 2
         fails, works = (fails, middle) if runs(middle) else (middle, works)
-    return works * step_bytes
+    return works * _STEP_BYTES

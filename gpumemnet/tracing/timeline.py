@@ -615,7 +615,7 @@ def curve_of(
         capacity_bytes,
         streams=timeline.streams,
         shrinkable=timeline.shrinkable,
-        with_curves=True,
+        with_curve=True,
     ).reserved_curve_bytes
     assert reserved is not None
     row_of = {name: row for row, name in enumerate(MEMORY_CLASSES)}
