@@ -184,20 +184,16 @@ ShowOutput = Annotated[
 ]
 
 
-def input_file(path: Path, endings: tuple[str, str] = (".json", ".jsonl")) -> Path:
-    """Returns ``path``; for ``-``, a temporary file with the content of standard input.
-
-    Args:
-        path: the path that the user gave.
-        endings: suffix of a file with one JSON document, and of a file with one JSON document per
-            line.
-    """
+def input_file(path: Path) -> Path:
+    """Returns ``path``; for ``-``, a temporary file with the content of standard input, one JSON
+    document or one per line."""
     if str(path) != STANDARD_INPUT:
         return path
     content = sys.stdin.buffer.read()
     folder = tempfile.mkdtemp(prefix="gpumemnet-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    copy = Path(folder) / f"standard_input{endings[_is_json_lines(content)]}"
+    ending = "jsonl" if _is_json_lines(content) else "json"
+    copy = Path(folder) / f"standard_input.{ending}"
     copy.write_bytes(content)
     return copy
 

@@ -37,7 +37,7 @@ def check_writable(path: Path, field: str = "out") -> None:
         raise InvalidRequestError(f"the folder {folder} may not be written to", field)
 
 
-def write_text(path: Path, text: str, field: str = "out") -> None:
+def write_text(path: Path, text: str) -> None:
     """Writes ``text`` to ``path`` atomically and durably: a reader never sees part of it.
 
     Raises:
@@ -46,7 +46,7 @@ def write_text(path: Path, text: str, field: str = "out") -> None:
     try:
         replace_file(path, text.encode())
     except OSError as error:
-        raise InvalidRequestError(f"{path} cannot be written: {error.strerror}", field) from None
+        raise InvalidRequestError(f"{path} cannot be written: {error.strerror}", "out") from None
 
 
 def print_json(document: object) -> None:

@@ -349,7 +349,6 @@ def extract_file(
     arguments: Mapping[str, Any] | None = None,
     batch_size: int | None = None,
     deadline_seconds: float = DEADLINE_SECONDS,
-    show_output: bool = False,
 ) -> Extraction:
     """Extract the training job of the model that ``source`` builds.
 
@@ -363,7 +362,6 @@ def extract_file(
         arguments: keyword arguments of the factory; any JSON values.
         batch_size: samples per batch; required unless the factory returns inputs.
         deadline_seconds: time for everything, including the import of torch.
-        show_output: whether to pass the file's own output on to standard error.
 
     Raises:
         ExtractError: says what is wrong with the file, its factory or its model, and where.
@@ -379,7 +377,6 @@ def extract_file(
         request,
         purpose="extracting a job from a model",
         deadline_seconds=deadline_seconds,
-        show_output=show_output,
     )
     return extraction_from_dict(answer)
 

@@ -70,23 +70,22 @@ class ReadJobs(NamedTuple):
     errors: dict[int, FieldError]
 
 
-def read_jobs(documents: Sequence[object], max_layers: int = MAX_LAYERS) -> ReadJobs:
+def read_jobs(documents: Sequence[object]) -> ReadJobs:
     """Reads several JSON objects as a table of jobs.
 
     Args:
         documents: each a mapping of field names to values; ``layers`` is a list of objects with the
             fields of a :class:`~gpumemnet.job.layers.Layer`, or of lists of the first three or of
             all of them.
-        max_layers: the largest number of layers that a job may have.
     """
-    table = _table(documents, max_layers)
+    table = _table(documents)
     if table is not None:
         return ReadJobs(table, np.arange(len(documents)), {})
     jobs: dict[int, TrainingJob] = {}
     errors: dict[int, FieldError] = {}
     for index, document in enumerate(documents):
         try:
-            jobs[index] = job_from_dict(document, max_layers)
+            jobs[index] = job_from_dict(document)
         except InvalidJobError as error:
             errors[index] = error
     return ReadJobs(
@@ -94,7 +93,7 @@ def read_jobs(documents: Sequence[object], max_layers: int = MAX_LAYERS) -> Read
     )
 
 
-def _table(documents: Sequence[Any], max_layers: int) -> JobTable | None:
+def _table(documents: Sequence[Any]) -> JobTable | None:
     """Reads valid documents as a table, column by column.
 
     Returns ``None`` if :func:`job_from_dict` would refuse one of them, or if the documents do not
@@ -112,7 +111,7 @@ def _table(documents: Sequence[Any], max_layers: int) -> JobTable | None:
         or {type(row["schema_version"]) for row in rows} - {int}
         or {row["schema_version"] for row in rows} - {SCHEMA_VERSION}
         or {type(row["layers"]) for row in rows} - {list, tuple, NoneType}
-        or max(map(len, layers), default=0) > max_layers
+        or max(map(len, layers), default=0) > MAX_LAYERS
     ):
         return None
     columns = _layer_columns([*chain.from_iterable(layers)])
@@ -149,7 +148,7 @@ def merge_reads(parts: Sequence[tuple[Indices, ReadJobs]]) -> ReadJobs:
     )
 
 
-def job_from_dict(document: object, max_layers: int = MAX_LAYERS) -> TrainingJob:
+def job_from_dict(document: object) -> TrainingJob:
     """Reads a job from its JSON object; for the form see :func:`read_jobs`.
 
     Raises:
@@ -168,8 +167,6 @@ def job_from_dict(document: object, max_layers: int = MAX_LAYERS) -> TrainingJob
         layers = ()
     if not isinstance(layers, list | tuple):
         raise InvalidJobError(f"must be a list of layers, not {describe(layers)}", "layers")
-    if len(layers) > max_layers:
-        raise InvalidJobError(f"must hold at most {max_layers} layers, not {len(layers)}", "layers")
     columns = _layer_columns(layers)
     checked = _checked_layers(layers) if columns is None else unchecked_layers(*columns)
     return TrainingJob(**{**document, "layers": checked})

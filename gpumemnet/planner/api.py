@@ -158,7 +158,6 @@ def plan_file(
     arguments: Mapping[str, Any] | None = None,
     batch_size: int | None = None,
     deadline_seconds: float = DEADLINE_SECONDS,
-    show_output: bool = False,
     progress: Progress | None = None,
 ) -> PlanAnswer:
     """Plan how the model that ``source`` builds fits the memory that is available.
@@ -167,7 +166,6 @@ def plan_file(
         source, inputs, arguments, batch_size: as in :func:`gpumemnet.tracing.api.trace_file`.
         request: how it is trained, on which GPU, and how to plan.
         deadline_seconds: time for everything, including the import of torch.
-        show_output: whether to pass the file's own output on to standard error.
         progress: called with a few words at each stage.
 
     Raises:
@@ -186,7 +184,6 @@ def plan_file(
         document,
         purpose="planning the training of a model",
         deadline_seconds=deadline_seconds,
-        show_output=show_output,
         progress=progress,
     )
     return plan_answer_from_dict(answer)

@@ -11,9 +11,16 @@ from typing import TYPE_CHECKING, Final
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.planner.plans import DECISION_TEXTS, PlanAnswer, units_by_decision
-from gpumemnet.tracing.plot import QUIET, draw_step, step_chart, title_of, top_bytes, write_picture
+from gpumemnet.tracing.plot import (
+    QUIET,
+    draw_step,
+    mib_text,
+    step_chart,
+    title_of,
+    top_bytes,
+    write_picture,
+)
 from gpumemnet.tracing.plot import plot as plot_trace
-from gpumemnet.units import ceil_mib
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,8 +48,8 @@ def plot(answer: PlanAnswer, path: Path) -> None:
     if before.curve is None or after.curve is None:
         raise InvalidRequestError("the answer has no curves; plan with with_curves", "plot")
     line = (
-        f"fits by a plan in {_mib(answer.budget_bytes)}: {_mib(after.expected_bytes)} expected, "
-        f"{_mib(after.safe_bytes)} safe instead of {_mib(before.safe_bytes)}, "
+        f"fits by a plan in {mib_text(answer.budget_bytes)}: {mib_text(after.expected_bytes)} expected, "
+        f"{mib_text(after.safe_bytes)} safe instead of {mib_text(before.safe_bytes)}, "
         f"step {100 * plan.slowdown:+.1f} % (modelled)"
     )
     words = [
@@ -71,7 +78,3 @@ def plot(answer: PlanAnswer, path: Path) -> None:
         figure.text(0.05, 0.28, text, va="top", fontsize=8.5, linespacing=1.4, parse_math=False)
 
     write_picture(path, draw, _SIZE_INCHES)
-
-
-def _mib(size_bytes: int) -> str:
-    return f"{ceil_mib(size_bytes):,} MiB"

@@ -39,18 +39,13 @@ SMALLEST_SHARE: Final = 0.01
 _LASTING: Final = frozenset({"parameter", "buffer", "gradient", "optimizer_state"})
 
 
-def split_step(
-    model: nn.Module,
-    inputs: object,
-    request: TraceRequest,
-    batch_size: int | None = None,
-) -> StepCosts:
+def split_step(model: nn.Module, inputs: object, request: TraceRequest) -> StepCosts:
     """Trace two training steps of ``model`` on meta tensors, and split them into units.
 
     The model is left as it was.
 
     Args:
-        model, inputs, batch_size: as those of :func:`gpumemnet.trace`.
+        model, inputs: as those of :func:`gpumemnet.trace`.
         request: how the model is trained, and the GPU, from
             :func:`~gpumemnet.tracing.api.checked_request`.
 
@@ -59,7 +54,7 @@ def split_step(
         PlanError: the executor would refuse every plan for this model.
     """
     options = request.options
-    model_inputs = as_model_inputs(inputs, batch_size)
+    model_inputs = as_model_inputs(inputs, None)
     platform, cudnn_notes = with_cudnn(Platform.of(request.gpu, options), request.cudnn)
     recorders: list[StepRecorder] = []
 

@@ -173,8 +173,8 @@ def plot(answer: TraceAnswer, path: Path) -> None:
         MissingExtraError: matplotlib is not installed.
     """
     chart = step_chart(answer)
-    amounts = ", ".join(f"{_mib(size)} {name}" for name, size in answer.amounts)
-    line = f"{amounts}: {VERDICT_TEXTS[answer.verdict]} in {_mib(answer.available_bytes)}"
+    amounts = ", ".join(f"{mib_text(size)} {name}" for name, size in answer.amounts)
+    line = f"{amounts}: {VERDICT_TEXTS[answer.verdict]} in {mib_text(answer.available_bytes)}"
 
     def draw(figure: Figure) -> None:
         axes = figure.add_axes((0.06, 0.075, 0.68, 0.755))
@@ -292,7 +292,8 @@ def draw_step(axes: Axes, answer: TraceAnswer, chart: StepChart, highest_bytes: 
     )
 
 
-def _mib(amount_bytes: int) -> str:
+def mib_text(amount_bytes: int) -> str:
+    """Return an amount in whole MiB."""
     return f"{ceil_mib(amount_bytes):,} MiB"
 
 

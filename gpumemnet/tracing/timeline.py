@@ -567,12 +567,6 @@ def safe_basis(device: DeviceProfile, timeline: Timeline) -> str:
     )
 
 
-def steady_run(timeline: Timeline, device: DeviceProfile) -> Replayed:
-    """Return what ``timeline`` takes from the allocator on ``device``, with its last step repeated;
-    the bound is not computed."""
-    return _replayed_on(repeated(timeline), timeline.sizes, device, AllocatorSettings())
-
-
 def steady_memory(
     timeline: Timeline, device: DeviceProfile, settings: AllocatorSettings | None = None
 ) -> Memory:

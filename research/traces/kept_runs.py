@@ -15,7 +15,7 @@ from gpumemnet.allocator import EMPTY_CACHE
 from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import DatasetError
 from gpumemnet.gpu import DeviceProfile
-from gpumemnet.tracing.timeline import Phase, Storage, Timeline, steady_run
+from gpumemnet.tracing.timeline import Phase, Storage, Timeline, steady_memory
 from research.traces.batch_scaling import OperatorCall, ScalableRun, TensorLayout
 
 _STREAM: Final = 1
@@ -119,7 +119,7 @@ def traced_parts(
             :meth:`~research.traces.batch_scaling.ScalableRun.at` returns it.
         device: the GPU.
     """
-    memory = steady_run(timeline, device)
+    memory = steady_memory(timeline, device).replayed
     return {
         "steady_reserved_bytes": memory.reserved_bytes,
         "startup_peak_reserved_bytes": memory.startup_peak_reserved_bytes,

@@ -32,7 +32,7 @@ from gpumemnet.job.measurement import TRACED, Measurement
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.tracing.api import TraceOptions
 from gpumemnet.tracing.operators.rules import Platform
-from gpumemnet.tracing.timeline import STEADY_STEPS, Timeline, live_at, steady_run
+from gpumemnet.tracing.timeline import STEADY_STEPS, Timeline, live_at, steady_memory
 from gpumemnet.units import GIB
 from research.traces.kept_runs import traced_parts
 
@@ -299,7 +299,7 @@ def _peak_bytes(timeline: Timeline, batch_size: int, device: DeviceProfile) -> t
         device: the GPU.
     """
     constant = scaling = 0
-    for index in live_at(timeline, steady_run(timeline, device).peak.event):
+    for index in live_at(timeline, steady_memory(timeline, device).replayed.peak.event):
         size = timeline.storages[index].size_bytes
         constant, scaling = (
             (constant, scaling + size) if size % batch_size == 0 else (constant + size, scaling)
