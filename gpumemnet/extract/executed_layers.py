@@ -191,7 +191,8 @@ class _Recorder:
         self._model = model
         self._attention = attention
         self._kernels: Counter[str] = Counter()
-        self._modules = ModulePath(model, self._enter, self._leave)
+        self._modules = ModulePath(model)
+        self._modules.entered, self._modules.left = self._enter, self._leave
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._trained = {id(each) for each in model.parameters() if each.requires_grad}
         self._blocks = set(blocks(model))

@@ -169,21 +169,16 @@ class ModulePath:
 
     Args:
         model: the model.
-        entered: called with each module before its forward pass.
-        left: called with each module after its forward pass, with its arguments and its output.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        entered: Callable[[nn.Module], None] | None = None,
-        left: Callable[[nn.Module, tuple[object, object], object], None] | None = None,
-    ) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self._names: MutableMapping[nn.Module, str] = WeakIdKeyDictionary(  # some define ==
             {module: name for name, module in model.named_modules()}
         )
-        self._entered = entered
-        self._left = left
+        self.entered: Callable[[nn.Module], None] = lambda module: None
+        """Called with each module before its forward pass."""
+        self.left: Callable[[nn.Module, tuple[object, object], object], None] = lambda *left: None
+        """Called with each module after its forward pass, with its arguments and its output."""
         self._stack: list[nn.Module] = []
         self._handles: list[Any] = []
 
@@ -226,8 +221,7 @@ class ModulePath:
         if module not in self._names:
             return
         self._stack.append(module)
-        if self._entered is not None:
-            self._entered(module)
+        self.entered(module)
 
     def _leave(self, module: nn.Module, args: object, kwargs: object, output: object) -> None:
         if module not in self._names:
@@ -236,8 +230,7 @@ class ModulePath:
         # forgotten all.
         while self._stack and self._stack.pop() is not module:
             pass
-        if self._left is not None:
-            self._left(module, (args, kwargs), output)
+        self.left(module, (args, kwargs), output)
 
 
 def tensors_in(value: object) -> list[Tensor]:

@@ -104,7 +104,7 @@ class Recorder(DispatchMode):
     """Collects storages and events while it is entered.
 
     Args:
-        modules: tells which module is running.
+        modules: tells which module is running, and the recorder of each that begins or ends.
         platform: the GPU that the job will run on.
         run: runs an operator with its arguments; it goes on to the mode below by default.
     """
@@ -119,6 +119,7 @@ class Recorder(DispatchMode):
         super().__init__()
         self._run = run or (lambda func, args, kwargs: func(*args, **kwargs))
         self._modules = modules
+        modules.entered, modules.left = self.entered_module, self.left_module
         self._platform = platform
         self._kinds: dict[Any, bool] = {}
         self._layouts: dict[Any, LayoutRule | None] = {}

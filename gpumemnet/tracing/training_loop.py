@@ -289,8 +289,7 @@ class _TrainingRun:
         self._kept_alive: dict[str, object] = {}
         self._first_batch = self._inputs
         self._gathered_type = gathered_in(model, options.parallel, AUTOCAST.get(options.precision))
-        modules = ModulePath(model, self._entered, self._left)
-        self._modules = modules
+        self._modules = modules = ModulePath(model)
         self.recorder = new_recorder(modules, platform)
         self.phase = "the model's construction"
         self.loss_text = ""
@@ -466,12 +465,6 @@ class _TrainingRun:
             if dtype is None or self._gathered_type is not None
             else torch.autocast("cuda", dtype=dtype)
         )
-
-    def _entered(self, module: nn.Module) -> None:
-        self.recorder.entered_module(module)
-
-    def _left(self, module: nn.Module, arguments: tuple[object, object], output: object) -> None:
-        self.recorder.left_module(module, arguments, output)
 
 
 class _Scaler:

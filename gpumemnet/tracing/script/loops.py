@@ -136,14 +136,10 @@ class _Running:
         self.wanted.update(found[:1], found[-1:])
         return bool(found)
 
-    @property
-    def _coming(self) -> set[int]:
-        size = len(self.numbers)
-        return {*self.wanted, *range(size - 2, size)}
-
     def rest(self) -> Iterator[int]:
         """Yield the numbers that are wanted, and the last two."""
-        for index in sorted(self._coming):
+        size = len(self.numbers)
+        for index in sorted({*self.wanted, *range(size - 2, size)}):
             if index >= self.given:
                 self.given = index + 1
                 yield self.numbers[index]

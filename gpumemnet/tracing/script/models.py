@@ -40,16 +40,10 @@ class ScriptModules(ModulePath):
 
     Args:
         starting: called before an outermost module runs.
-        entered, left: as for :class:`ModulePath`.
     """
 
-    def __init__(
-        self,
-        starting: Callable[[], None],
-        entered: Callable[[nn.Module], None],
-        left: Callable[[nn.Module, Any, Any], None],
-    ) -> None:
-        super().__init__(nn.Identity(), entered, left)
+    def __init__(self, starting: Callable[[], None]) -> None:
+        super().__init__(nn.Identity())
         self._starting = starting
         self._names.clear()
         self._models: list[weakref.ref[nn.Module]] = []

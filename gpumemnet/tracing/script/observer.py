@@ -136,8 +136,9 @@ class ScriptObserver:
         self._passes = passes
         self._trained = trained
         self.more_seconds = more_seconds
-        self.modules = ScriptModules(self._model_starts, self._entered, self._left)
+        self.modules = ScriptModules(self._model_starts)
         self.recorder = Recorder(self.modules, platform, run=run)
+        self.modules.left = self._left
         self.streams = Streams(self.recorder.use_stream)
         self.notes: dict[str, str] = {}
         self._platform = platform
@@ -160,7 +161,7 @@ class ScriptObserver:
         """The record of the first steps, once they are over."""
         self.loaders = Loaders(
             lambda: self.first is not None,
-            self.live_bytes,
+            self.recorder.live_bytes,
             self._gives,
             resized,
             self.recorder.holds,
@@ -357,18 +358,10 @@ class ScriptObserver:
         if not self.modules.depth and given and self.recorder.has_live_storages:
             self._samples.known = self._samples.known or given[0].shape[0]
 
-    def live_bytes(self) -> int:
-        """Return the bytes that are allocated now."""
-        return self.recorder.live_bytes()
-
     def saves(self) -> None:
         """The script saves, or gathers what it saves."""
         if self.first is not None and self.recorder.phase != "saving":
             self._begin("saving")
-
-    def emptied(self) -> None:
-        """The script calls ``torch.cuda.empty_cache()``."""
-        self.recorder.emptied()
 
     # Called by engines of other libraries, see :mod:`gpumemnet.launchers.deepspeed_engine`.
 
@@ -585,9 +578,6 @@ class ScriptObserver:
             self._begin("forward")
         elif self._stepping:  # in the optimizer's closure
             self._begin("forward")
-
-    def _entered(self, module: nn.Module) -> None:
-        self.recorder.entered_module(module)
 
     def _left(self, module: nn.Module, arguments: object, output: object) -> None:
         self.recorder.left_module(module, arguments, output)

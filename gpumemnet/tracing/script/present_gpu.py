@@ -179,7 +179,7 @@ def present_gpu(
         return SimpleNamespace(nodes=list), output  # as fvcore asks for it
 
     def pinned(tensor: Tensor, device: object = None) -> Tensor:
-        observer.recorder.host.pinned(tensor.untyped_storage())
+        recorder.host.pinned(tensor.untyped_storage())
         return tensor
 
     def save(value: object, f: Any, *args: Any, **kwargs: Any) -> None:
@@ -290,6 +290,7 @@ def present_gpu(
             torch.__future__.set_overwrite_module_params_on_conversion(overwrites)
         return emptied
 
+    recorder = observer.recorder
     jit_files: dict[str, Any] = {}
     original_jit_save, original_jit_load = names.JIT_SAVE.value(), names.JIT_LOAD.value()
     original_to, original_to_empty, original_load, original_data_ptr, parse_to, set_threads = (
@@ -301,16 +302,19 @@ def present_gpu(
     )
 
     saved = SavedFiles(
-        observer.device_of, requests.has_values, lambda: observer.live_bytes() > 0, values.note_once
+        observer.device_of,
+        requests.has_values,
+        lambda: recorder.live_bytes() > 0,
+        values.note_once,
     )
     compiler = Compiler(
-        observer.recorder,
+        recorder,
         lambda tensor: observer.device_of(tensor) == GPU,
         values.note_once,
         observer.graph_runs,
     )
     replacements = (
-        *cuda_functions(platform, observer.streams, observer.live_bytes, observer.emptied, count),
+        *cuda_functions(platform, observer.streams, recorder.live_bytes, recorder.emptied, count),
         *cuda_tensor_types(),
         (names.DATA_PARALLEL, data_parallel_forward(values.note_once)),
         (names.GENERATOR, names.cpu_generator(GPU)),
@@ -345,7 +349,7 @@ def present_gpu(
     total_bytes, context_bytes = card_bytes(platform.device)
     ready = preparations(
         platform.device,
-        lambda: (context_bytes + observer.live_bytes(), total_bytes),
+        lambda: (context_bytes + recorder.live_bytes(), total_bytes),
         count,
         values.note_once,
     )

@@ -214,19 +214,6 @@ class ScriptRun:
     host: HostMemory
 
 
-def trace_script(call: ScriptCall, *, with_curve: bool = False) -> TraceAnswer:
-    """Return the memory that a script takes on the platform's GPU, as :func:`run_script` runs it.
-
-    Args:
-        call: the script.
-        with_curve: whether to include the memory over one step.
-
-    Raises:
-        ExtractError: as :func:`run_script` does.
-    """
-    return result_of_script(run_script(call), call, with_curve)
-
-
 def result_of_script(run: ScriptRun, call: ScriptCall, with_curve: bool = False) -> TraceAnswer:
     """Return the answer for a run of ``call``; ``with_curve`` includes the memory over one step."""
     arguments: dict[str, Any] = {

@@ -249,7 +249,7 @@ def trace_in_process(
         answer = batch_sizes.trace_batches(call, extras, document["batch_argument"])
     else:
         call = replace(call, continued=continued)
-        answer = run.trace_script(call, with_curve=extras.curve)
+        answer = run.result_of_script(run.run_script(call), call, extras.curve)
     return replace(answer, notes=(*answer.notes, *notes))
 
 

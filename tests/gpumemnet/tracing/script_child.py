@@ -65,17 +65,16 @@ def _one_way(
     from gpumemnet.allocator import AllocatorSettings
     from gpumemnet.gpu import device_profile
     from gpumemnet.tracing.operators.rules import Platform
-    from gpumemnet.tracing.script.run import ScriptCall, trace_script
+    from gpumemnet.tracing.script.run import ScriptCall, result_of_script, run_script
 
     platform = Platform(device=device_profile("A100"))
     settings = AllocatorSettings()
-    return trace_script(
-        ScriptCall(
-            script=script,
-            arguments=arguments,
-            platform=platform,
-            settings=settings,
-            ranks=ranks,
-            assumptions=assumptions,
-        )
+    call = ScriptCall(
+        script=script,
+        arguments=arguments,
+        platform=platform,
+        settings=settings,
+        ranks=ranks,
+        assumptions=assumptions,
     )
+    return result_of_script(run_script(call), call)
