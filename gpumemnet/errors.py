@@ -148,8 +148,6 @@ class MissingExtraError(GpumemnetError):
         super().__init__(
             f"{purpose} needs the package '{package}': install the extra, in a clone with  pip install -e '.[{extra}]'"
         )
-        self.package = package
-        self.extra = extra
 
 
 def first_line(error: BaseException, max_characters: int = 200) -> str:

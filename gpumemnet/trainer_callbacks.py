@@ -182,13 +182,9 @@ class MemoryCheck:
             remedy = "use a smaller batch, shorter samples, checkpointing or LoRA"
             raise JobDoesNotFitError(f"{sentence}: {remedy}, or pass on_misfit='warn'")
         _say(sentence if judged == YES else f"{sentence}: it {VERDICT_TEXTS[judged]}")
-        if self._has_destination:
+        if self.observations is not None or URL_VARIABLE in os.environ:
             self._extract(model, inputs, {**options, "gpu": profile.name})
         return None
-
-    @property
-    def _has_destination(self) -> bool:
-        return self.observations is not None or URL_VARIABLE in os.environ
 
     def _extract(self, model: nn.Module, inputs: object, options: dict[str, Any]) -> None:
         """Keeps the job that an observation belongs to."""

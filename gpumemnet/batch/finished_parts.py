@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from gpumemnet.atomic_files import STAGING_PREFIX, locked, replace_file, sync_folder
 from gpumemnet.batch.part_predictions import Answers, BatchOptions, answer_schema, encode
@@ -25,9 +25,6 @@ from gpumemnet.batch.parts import PART_ROWS, Part
 from gpumemnet.errors import DatasetError, InvalidRequestError, first_line
 from gpumemnet.job.job_files import JobFile, is_url, local_path
 from gpumemnet.job.table_reader import CHUNK_ROWS
-
-if TYPE_CHECKING:
-    pass
 
 _VERSION: Final = 2
 """Version of the form of parts; increase it when the form changes."""

@@ -299,7 +299,7 @@ def _show_plan(plan: Plan, after: TraceAnswer, console: Console, is_named: bool)
     facts.append(
         (
             "step",
-            f"{_seconds(plan.step_seconds)} instead of {_seconds(plan.keep_step_seconds)}: {_percent(plan.slowdown)}, modelled",
+            f"{_seconds(plan.step_seconds)} instead of {_seconds(plan.keep_step_seconds)}: {100 * plan.slowdown:+.1f} %, modelled",
         )
     )
     if plan.host_bytes:
@@ -347,7 +347,3 @@ def _show_alternatives(alternatives: Sequence[Alternative], console: Console) ->
 
 def _seconds(seconds: float) -> str:
     return f"{1000 * seconds:,.3g} ms" if seconds < 1 else f"{seconds:,.2f} s"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:+.1f} %"

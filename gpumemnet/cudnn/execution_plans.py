@@ -41,7 +41,6 @@ class ConvolutionQuestion:
         channels_last: whether all three tensors have this layout, or the contiguous one.
         dtype: type of the tensors: ``float32``, ``float16``, ``bfloat16`` or ``float64``.
         padding, stride, dilation: by spatial dimension.
-        alignment_bytes: alignment of the tensors' addresses.
     """
 
     operation: str
@@ -53,7 +52,6 @@ class ConvolutionQuestion:
     padding: tuple[int, ...]
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
-    alignment_bytes: int = ALIGNMENT_BYTES
 
 
 @dataclass(frozen=True, slots=True)

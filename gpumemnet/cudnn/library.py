@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpumemnet.cudnn.execution_plans import (
+    ALIGNMENT_BYTES,
     BACKWARD_DATA,
     BACKWARD_FILTER,
     FORWARD,
@@ -184,7 +185,7 @@ class Backend:
         tensor.set_numbers(_TENSOR_SHAPE, shape)
         tensor.set_numbers(_TENSOR_STRIDES, strides(shape, question.channels_last))
         tensor.set_numbers(_TENSOR_ID, [ord(name)])
-        tensor.set_numbers(_TENSOR_ALIGNMENT, [question.alignment_bytes])
+        tensor.set_numbers(_TENSOR_ALIGNMENT, [ALIGNMENT_BYTES])
         return tensor.finished()
 
     def _plans_in_mode(

@@ -30,7 +30,7 @@ from gpumemnet.planner.plans import (
     plan_answer_from_dict,
     plan_answer_to_dict,
 )
-from gpumemnet.sandbox.process import Progress, ask
+from gpumemnet.sandbox.process import Progress, ask, from_json
 from gpumemnet.tracing.api import (
     DEADLINE_SECONDS,
     ExtraResults,
@@ -75,7 +75,8 @@ def within_budget(request: TraceRequest, budget_bytes: int | None) -> TraceReque
 
 def plan_request_from_dict(document: Mapping[str, Any]) -> PlanRequest:
     """Return the request that :func:`dataclasses.asdict` turned into a JSON object."""
-    return PlanRequest(**{**document, "trace": request_from_dict(document["trace"])})
+    request: PlanRequest = from_json(PlanRequest, document)
+    return request
 
 
 def plan(

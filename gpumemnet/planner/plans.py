@@ -21,7 +21,7 @@ predicted:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from itertools import groupby
 from pathlib import Path
@@ -30,8 +30,9 @@ from typing import Any, Final
 from gpumemnet.atomic_files import stated_json
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
+from gpumemnet.sandbox.process import from_json
 from gpumemnet.tracing.api import TraceRequest
-from gpumemnet.tracing.result import TraceAnswer, answer_from_dict, answer_to_dict
+from gpumemnet.tracing.result import TraceAnswer, answer_to_dict
 from gpumemnet.units import GIB
 
 COPIES_BEHIND: Final = 1
@@ -266,8 +267,6 @@ def checked_decisions(document: object, field: str = "decisions") -> dict[str, D
 FITS: Final = "fits"
 PLANNED: Final = "planned"
 NO_PLAN: Final = "no_plan_fits"
-OUTCOMES: Final = (FITS, PLANNED, NO_PLAN)
-"""The job fits as it is; it fits by the plan; no plan makes it fit."""
 DECISION_TEXTS: Final = {
     Decision.KEEP: "keep",
     Decision.RECOMPUTE: "recompute",
@@ -330,7 +329,7 @@ class PlanAnswer:
 
     @property
     def outcome(self) -> str:
-        """One of :data:`OUTCOMES`."""
+        """Whether the job ``fits`` as it is, is ``planned`` to fit, or ``no_plan_fits``."""
         if self.before.fits:
             return FITS
         return NO_PLAN if self.plan is None else PLANNED
@@ -358,14 +357,8 @@ def plan_answer_to_dict(answer: PlanAnswer) -> dict[str, Any]:
 
 def plan_answer_from_dict(document: Mapping[str, Any]) -> PlanAnswer:
     """Return the answer of a JSON object from :func:`plan_answer_to_dict`."""
-    plan, after = document["plan"], document["after"]
-    return PlanAnswer(
-        before=answer_from_dict(document["before"]),
-        plan=None if plan is None else plan_from_dict(plan),
-        after=None if after is None else answer_from_dict(after),
-        reason=document["reason"],
-        alternatives=tuple(Alternative(**each) for each in document["alternatives"]),
-    )
+    answer: PlanAnswer = from_json(PlanAnswer, document)
+    return answer if answer.plan is None else replace(answer, plan=plan_from_dict(document["plan"]))
 
 
 def units_by_decision(plan: Plan) -> dict[Decision, str]:

@@ -103,8 +103,6 @@ def target(
     Raises:
         InvalidRequestError: when the GPU or profile is not in the catalogue.
     """
-    if device is None and mig is None and free_mib is None:
-        return _catalogue_target(name)
     if mig is not None and "/" in name:
         raise InvalidRequestError(
             "must not stand beside a gpu that names a profile: give it once", "mig"
@@ -251,8 +249,3 @@ class AvailableMemory(BinScheme):
     def log_inner_edges(self) -> NDArray[np.float64]:
         """The inner edges in ``log(bytes)``; an amount of 0 counts as one byte."""
         return np.log(np.maximum(np.array(self.amounts_mib, dtype=np.float64) * MIB, 1.0))
-
-    def bounds_bytes(self, index: int) -> tuple[int, int | None]:
-        """Lower and upper edge of bin ``index``; the upper edge of the last bin is ``None``."""
-        edges = [0, *(amount * MIB for amount in self.amounts_mib), None]
-        return edges[index] or 0, edges[index + 1]

@@ -113,7 +113,7 @@ def batch_sizes(
         numbers = np.array(batches, np.float64)
         return predictor.predict_table(jobs.with_numbers("batch_size", numbers), asked)
 
-    def points(batches: Sequence[int], start: BatchPoint = _NOTHING) -> list[BatchPoint]:
+    def points(batches: Sequence[int], start: BatchPoint) -> list[BatchPoint]:
         return _running_maximum(batches, memories_of(predicted(batches)), start)
 
     grid = batch_grid(max_batch, _steps(job))

@@ -32,7 +32,6 @@ DEFAULT_COVERAGE: Final = 0.99
 REQUEST: Final = "request"
 SETTING: Final = "setting"
 DEFAULT: Final = "default"
-GPU_SOURCES: Final = (REQUEST, SETTING, DEFAULT)
 """Why an answer is for its GPU: it was asked for, it is the setting, or it is the GPU of the most
 trusted labels."""
 OF_THE_SITE: Final = ("observed", "measured")
@@ -45,7 +44,7 @@ class PredictionGpu:
 
     Attributes:
         gpu: product name.
-        gpu_source: one of :data:`GPU_SOURCES`.
+        gpu_source: :data:`REQUEST`, :data:`SETTING` or :data:`DEFAULT`.
         capacity_bytes, blas_workspace_bytes: see :class:`~gpumemnet.gpu.DeviceProfile`.
         available_bytes: the capacity without what the driver keeps, as far as that is known.
         context: the CUDA context in the answer, with its source.

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Final
 from gpumemnet.allocator.settings import AllocatorSettings
 from gpumemnet.cudnn.session import AUTO, OFF, find_library
 from gpumemnet.errors import InvalidRequestError, MissingExtraError
-from gpumemnet.extract.extraction import DEFAULT_GPU
+from gpumemnet.extract.extraction import DEFAULT_GPU, check_batch_size
 from gpumemnet.extract.factory import build, factory_request, source_code
 from gpumemnet.gpu import DeviceProfile, asked_profile, find_profile
-from gpumemnet.job.layers import check_count, describe
-from gpumemnet.job.training_job import MAX_BATCH_SIZE, MAX_RANKS, TrainingOptions
+from gpumemnet.job.layers import describe
+from gpumemnet.job.training_job import TrainingOptions
 from gpumemnet.physics.element_types import SCALED_PRECISIONS
 from gpumemnet.sandbox.process import Progress, ask, from_json
 from gpumemnet.tracing.result import TraceAnswer, answer_from_dict, answer_to_dict
@@ -190,8 +190,7 @@ def checked_request(
         InvalidJobError: the batch size is out of range.
         InvalidRequestError: options exclude each other, or there is no such GPU or cuDNN.
     """
-    if batch_size is not None:
-        check_count(batch_size, "batch_size", 1, MAX_BATCH_SIZE)
+    check_batch_size(batch_size)
     extras = extras or ExtraResults()
     _check_parallel(options, extras.job)
     for size in extras.batches:
@@ -240,19 +239,6 @@ def _check_parallel(options: TraceOptions, with_job: bool) -> None:
             "a training job can describe replicas (ddp), not shards; do not request the job",
             "parallel",
         )
-
-
-def check_ranks(ranks: int) -> int:
-    """Return ``ranks`` if it is in range.
-
-    Raises:
-        InvalidRequestError: names the range.
-    """
-    if type(ranks) is not int or not 1 <= ranks <= MAX_RANKS:
-        raise InvalidRequestError(
-            f"must be a number of GPUs from 1 to {MAX_RANKS:,}, not {describe(ranks)}", "ranks"
-        )
-    return ranks
 
 
 def trace(

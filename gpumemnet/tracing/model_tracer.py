@@ -184,7 +184,9 @@ class ModelTracer:
             notes=(*self._notes, *([inputs.note] if inputs.note else []), *recording.notes),
             with_curve=extras.curve,
         )
-        traces = BatchTraces(self._timeline_at, inputs.batch_size, timeline)
+        traces = BatchTraces(
+            lambda size: self._record(size, self._platform).timeline, inputs.batch_size, timeline
+        )
         memory = BatchMemory(traces, self._request.gpu, self._request.allocator, self._long_run)
         return replace(
             answer,
@@ -201,9 +203,6 @@ class ModelTracer:
         return record(
             self._model, self._inputs.resized(batch_size), self._request.options, platform
         )
-
-    def _timeline_at(self, batch_size: int) -> Timeline:
-        return self._record(batch_size, self._platform).timeline
 
     def _unlimited_reserved_bytes(self, timeline: Timeline) -> int:
         """Return the reserved bytes on a GPU that is large enough, as a job is described without

@@ -149,14 +149,13 @@ class Verdict:
         return asdict(self)
 
 
-def judge(parts: Sequence[Judged], rule: Rule | None = None) -> Verdict:
+def judge(parts: Sequence[Judged], rule: Rule = RULE) -> Verdict:
     """The verdict on a candidate.
 
     It is promoted when a part that decides, with enough jobs, shows one of :data:`SUPERIOR` to be
     better, no part shows any of :data:`MEASURES` to be worse, and its safe bytes keep their promise
     on every part that decides.
     """
-    rule = rule or Rule()
     least = (rule.fewest_rows, rule.fewest_architectures)
     deciding = [part for part in parts if part.decides and _has_at_least(part, *least)]
     least = (rule.fewest_guard_rows, rule.fewest_guard_architectures)

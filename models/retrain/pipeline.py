@@ -24,7 +24,7 @@ import numpy as np
 
 from gpumemnet.atomic_files import STAGING_PREFIX, locked, replace_file
 from gpumemnet.errors import BundleError, DatasetError
-from gpumemnet.predict.bundle import Bundle, load_bundle, save_bundle, shipped_bundles
+from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
 from gpumemnet.predict.features import FEATURE_SCHEMA
 from gpumemnet.site.releases import SHIPPED, Registry
 
@@ -230,17 +230,17 @@ class _Retraining:
             return found
         except BundleError:
             pass
-        from ..training.card import classifier_card
+        from ..training.card import save_classifier
         from ..training.classifier import plan_of, train  # loads torch
-        from ..training.graph_export import export_classifier
 
         step = f"training {with_name}"
         trained = train(
             data, plan_of(encoder, seed, epochs), lambda share: self._progress(step, share)
         )
-        card = classifier_card(trained, data, name=encoder, version=key[:12])
         folder.parent.mkdir(parents=True, exist_ok=True)
-        return save_bundle(folder, export_classifier(trained, data), {**card, "retraining": record})
+        return save_classifier(
+            folder, trained, data, name=encoder, version=key[:12], retraining=record
+        )
 
 
 def _too_few(rows: Collected) -> str | None:

@@ -72,6 +72,7 @@ def save_classifier(
     *,
     name: str,
     version: str,
+    **further: Any,
 ) -> Bundle:
     """Write the bundle of ``classifier``, trained on ``data``, to ``folder``, atomically.
 
@@ -80,22 +81,11 @@ def save_classifier(
         classifier: the trained model.
         data: the training data, which determines support and provenance.
         name, version: of the model.
+        further: further members of the card.
 
     Raises:
         BundleError: when ``folder`` exists and is no bundle.
     """
-    card = classifier_card(classifier, data, name=name, version=version)
-    return save_bundle(folder, export_classifier(classifier, data), card)
-
-
-def classifier_card(
-    classifier: TrainedClassifier,
-    data: LabelledJobs,
-    *,
-    name: str,
-    version: str,
-) -> dict[str, Any]:
-    """Return the content of ``card.json``; arguments as in :func:`save_classifier`."""
     families = families_of(data)
     of_family = {
         family: data.take(np.flatnonzero(data.jobs.option_column("family") == family))
@@ -104,7 +94,7 @@ def classifier_card(
     is_run = data.provenances != TRACED
     names, counts = np.unique(data.gpus[is_run] if is_run.any() else data.gpus, return_counts=True)
     bounds = zip(GROUP_NAMES, classifier.scored_rows, classifier.multiples, strict=True)
-    return {
+    card = {
         "format_version": FORMAT_VERSION,
         "name": name,
         "version": version,
@@ -144,7 +134,9 @@ def classifier_card(
         },
         "reference": {family: training_reference(own.jobs) for family, own in of_family.items()},
         "training": {**asdict(classifier.plan), "torch": torch.__version__.split("+")[0]},
+        **further,
     }
+    return save_bundle(folder, export_classifier(classifier, data), card)
 
 
 def _contexts(data: LabelledJobs) -> dict[str, int]:

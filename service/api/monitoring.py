@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import logging
 import os
-import platform
 import struct
 import time
 import traceback
 from contextvars import ContextVar
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -91,21 +89,9 @@ PREDICTIONS: Final = Counter(
     "Predictions made, by family and whether the job was inside the model's support.",
     ("family", "in_support"),
 )
-WITHOUT_LIMIT: Final = Counter(
-    "gpumemnet_predictions_without_limit",
-    "Predictions without a limit, by the option or feature of the job that the model does not know; a job may have several.",
-    ("reason",),
-)
-BUILD: Final = Gauge(
-    "gpumemnet_build_info",
-    "Always 1; the labels name the versions.",
-    ("version", "python", "onnxruntime"),
-    multiprocess_mode="max",
-)
 
 for _kind in PROBLEM_KINDS:
     REFUSALS.labels(_kind.name)
-BUILD.labels(version("gpumemnet"), platform.python_version(), version("onnxruntime")).set(1)
 
 
 class RequestRecords:

@@ -151,7 +151,9 @@ def other_operations(serving: ServedRelease) -> list[Operation]:
             "health",
             "Readiness: may requests be sent here?",
             schemas.Readiness,
-            lambda: _readiness(serving),
+            # Runs no model: a release is served only after its self-test, and a probe must not
+            # delay predictions.
+            lambda: {"status": "ready", "families": list(serving.api.families)},
         ),
         Operation(
             method="GET",
@@ -177,9 +179,3 @@ class _MetricsHandler:
 def _models(serving: ServedRelease) -> Document:
     api = serving.api
     return {"release": api.release, "challenger": serving.challenger, "models": api.models()}
-
-
-def _readiness(serving: ServedRelease) -> Document:
-    """Runs no model: a release is served only after its self-test, and a probe must not delay
-    predictions."""
-    return {"status": "ready", "families": list(serving.api.families)}

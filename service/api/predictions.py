@@ -29,12 +29,11 @@ from gpumemnet.predict.largest_batch import (
 )
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE, PredictionOptions, PredictionTable
 from gpumemnet.predict.predictor import Predictor
-from gpumemnet.predict.support import reason_code
 from gpumemnet.site.releases import SHIPPED
 from gpumemnet.units import MIB
 
 from .handlers import read_request
-from .monitoring import PREDICTIONS, WITHOUT_LIMIT
+from .monitoring import PREDICTIONS
 from .problems import located, problem_document
 from .schemas import (
     MAX_JOBS,
@@ -332,10 +331,6 @@ class PredictionApi:
             zip(jobs.option_codes.tolist(), in_support, strict=True)
         ).items():
             _counter(families[code], is_inside).inc(number)
-        for row, is_inside in enumerate(in_support):
-            if not is_inside:
-                for reason in set(map(reason_code, predictions.reasons(row))):
-                    WITHOUT_LIMIT.labels(reason).inc()
         if self._recorder is not None:
             sha256 = self._bundles[predictions.model.name].sha256
             self._recorder.record(

@@ -106,10 +106,6 @@ class Compiler:
         call = MethodType(self._call, model)
         return names.compiled_module(model, self.compiled(call, *settings, module=model))
 
-    def compile_module(self, module: nn.Module, **options: Any) -> None:
-        """Take the place of ``nn.Module.compile``, which compiles in place."""
-        vars(module)["forward"] = self.compile(module.forward, **options)
-
     def compiled(
         self,
         function: Callable[..., Any],

@@ -200,11 +200,10 @@ class GpuRequests(TorchFunctionMode):
                     return list(map(self._values.item, given.unbind()))
                 copy = self._values.on_host(_name_of(func), given, is_lost=True)
                 return func(copy, *args[1:], **named)
-            if is_unknown:
-                if func is Tensor.__format__:
-                    return self._format(given, args[1])
-                if func is Tensor.__repr__:
-                    return self._shown(given)
+            if is_unknown and func is Tensor.__format__ and given.ndim == 0:
+                return format(self._values.item(given), args[1])
+            if is_unknown and func in (Tensor.__format__, Tensor.__repr__):
+                return self._shown(given)
         if func in (torch.tensor, torch.as_tensor) and given is None and tensors:
             with self:  # PyTorch reads the numbers of a list's tensors where no mode sees it
                 args = map_tensors(args, torch.Tensor.item)
@@ -321,10 +320,6 @@ class GpuRequests(TorchFunctionMode):
 
     def _shown(self, tensor: Tensor) -> str:
         return f"tensor(..., device='{self._observer.device_of(tensor)}', size={tuple(tensor.shape)}, dtype={tensor.dtype})"
-
-    def _format(self, tensor: Tensor, form: str) -> str:
-        """A tensor in an f-string: a number if it has one element and no dimension."""
-        return format(self._values.item(tensor), form) if tensor.ndim == 0 else self._shown(tensor)
 
     def _convert(self, given: Tensor, dtype: Any = None, non_blocking: bool = False) -> Tensor:
         """Run ``tensor.type("torch.cuda.FloatTensor")`` and the like, which may move the tensor

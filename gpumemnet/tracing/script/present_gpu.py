@@ -335,7 +335,12 @@ def present_gpu(
         (names.MODULE_CUDA, lambda module, device=None: to(module, GPU)),
         (names.MODULE_CPU, lambda module: to(module, "cpu")),
         (COMPILE, compiler.compile),
-        (MODULE_COMPILE, lambda module, **options: compiler.compile_module(module, **options)),
+        (
+            MODULE_COMPILE,
+            lambda module, **options: vars(module).update(
+                forward=compiler.compile(module.forward, **options)
+            ),
+        ),
         (names.JIT_TRACE, jit_traced),
         (names.JIT_SAVE, jit_save),
         (names.JIT_LOAD, jit_load),

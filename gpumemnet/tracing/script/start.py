@@ -21,6 +21,8 @@ from gpumemnet.errors import ExtractError
 from gpumemnet.extract.extraction import DEFAULT_GPU
 from gpumemnet.extract.factory import existing_file
 from gpumemnet.gpu import DeviceProfile
+from gpumemnet.job.layers import check_count
+from gpumemnet.job.training_job import MAX_RANKS
 from gpumemnet.launchers.pipeline_stages import StageFolder, peaks_by_rank
 from gpumemnet.launchers.programs import Programs, inheriting
 from gpumemnet.sandbox.process import NO_COMPILING, Progress, asking, from_json
@@ -30,7 +32,6 @@ from gpumemnet.tracing.api import (
     ExtraResults,
     TraceOptions,
     TraceRequest,
-    check_ranks,
     checked_request,
     request_from_dict,
 )
@@ -99,7 +100,7 @@ def trace_script(
     options = TraceOptions(attention_kernel=attention_kernel, best_effort=best_effort)
     request = {
         **script_document(script, arguments, is_module),
-        "ranks": None if ranks is None else check_ranks(ranks),
+        "ranks": None if ranks is None else check_count(ranks, "ranks", 1, MAX_RANKS),
         "batch_argument": batch_argument,
         **asdict(checked_request(options, gpu, allocator, extras, cudnn=cudnn)),
     }

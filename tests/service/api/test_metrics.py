@@ -1,15 +1,11 @@
 """What ``GET /metrics`` says: everything that is documented, nothing that is not, and the truth."""
 
 import re
-from collections import Counter
 from pathlib import Path
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpumemnet.job.training_job import OPTION_FIELDS
-from gpumemnet.predict.features import FEATURE_NAMES
-from service.api.examples import EXAMPLE_JOBS
 from service.api.predictions import Document
 from tests.conftest import RunningService
 
@@ -72,44 +68,8 @@ def test_requests_are_counted_by_path_and_status(service: RunningService, job: D
     assert paths == {"/v1/predict", "/v1/predict/batch", "{other}", "/page/{file}", "/metrics"}
 
 
-def test_the_versions_are_named(service: RunningService) -> None:
-    samples = scrape(service.url)
-    (labels,) = (dict(labels) for name, labels in samples if name == "gpumemnet_build_info")
-    assert labels.keys() == {"version", "python", "onnxruntime"}
-
-
 def test_refusals_are_counted_by_problem(service: RunningService) -> None:
     before = scrape(service.url)
     assert httpx.post(f"{service.url}/v1/predict", content="x").status_code == 415
     refused = counted(service.url, before)
     assert value(refused, "gpumemnet_refusals_total", problem="unsupported-media-type") == 1
-
-
-def test_why_there_is_no_limit_is_counted(service: RunningService) -> None:
-    """By the option or feature that the model does not know, so that an operator sees what to
-    measure next."""
-    jobs = [
-        {**EXAMPLE_JOBS["mlp"], "gradient_accumulation": 64},
-        {
-            **EXAMPLE_JOBS["mlp"],
-            "cudnn_benchmark": True,
-            "optimizer": "adafactor",
-            "gradient_accumulation": 64,
-        },
-        dict(EXAMPLE_JOBS["mlp"]),
-    ]
-    before = scrape(service.url)
-    answers = httpx.post(f"{service.url}/v1/predict/batch", json={"jobs": jobs}).json()["results"]
-    reasons = [answer["prediction"]["reasons"] for answer in answers]
-    assert [bool(each) for each in reasons] == [True, True, False]
-    counts = {
-        dict(labels)["reason"]: count
-        for (name, labels), count in counted(service.url, before).items()
-        if name == "gpumemnet_predictions_without_limit_total"
-    }
-    expected = Counter(
-        name for each in reasons for name in {sentence.split()[0] for sentence in each}
-    )
-    assert counts == expected
-    assert counts["gradient_accumulation"] == 2
-    assert set(counts) <= {*FEATURE_NAMES, *OPTION_FIELDS, "layer_kind", "no_number"}
