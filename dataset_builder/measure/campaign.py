@@ -100,7 +100,7 @@ def run_campaign(
     meters: Sequence[Meter],
     settings: RunSettings,
     tally: Tally,
-    show: Callable[[str, float], None] = lambda step, share: None,
+    show: Callable[[str, float], None],
 ) -> None:
     """Measure ``planned`` on the GPUs of this machine.
 

@@ -194,8 +194,8 @@ def plan_script(
     launch: Launch,
     request: PlanRequest,
     *,
-    deadline_seconds: float = DEADLINE_SECONDS,
-    progress: Progress | None = None,
+    deadline_seconds: float,
+    progress: Progress | None,
 ) -> PlanAnswer:
     """Plan how the model that a script trains fits the memory that is available.
 
@@ -236,8 +236,8 @@ def plan_named(
     name: str,
     request: PlanRequest,
     *,
-    deadline_seconds: float = DEADLINE_SECONDS,
-    progress: Progress | None = None,
+    deadline_seconds: float,
+    progress: Progress | None,
     **method: Any,
 ) -> PlanAnswer:
     """Plan how the fine-tuning of a named model fits the memory that is available.

@@ -60,9 +60,7 @@ def applied(
 class AppliedPlan:
     """A plan in force; see :func:`applied`."""
 
-    def __init__(
-        self, model: nn.Module, plan: Plan | Mapping[str, str], verifies: bool = True
-    ) -> None:
+    def __init__(self, model: nn.Module, plan: Plan | Mapping[str, str], verifies: bool) -> None:
         decisions = plan.decisions if isinstance(plan, Plan) else checked_decisions(plan)
         self._swaps = Swaps()
         self._forwards: list[UnitForward] = []

@@ -337,7 +337,7 @@ def present_gpu(
         (COMPILE, compiler.compile),
         (
             MODULE_COMPILE,
-            lambda module, **options: vars(module).update(
+            lambda module, **options: module.__dict__.update(
                 forward=compiler.compile(module.forward, **options)
             ),
         ),
