@@ -89,7 +89,7 @@ class Answers:
 
 def evaluate(
     data: LabelledJobs,
-    encoders: Sequence[str] = ("mlp", "transformer"),
+    encoders: Sequence[str],
     *,
     by_source: bool = True,
     epochs: int | None = None,

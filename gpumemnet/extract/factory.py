@@ -59,8 +59,8 @@ class InputSpec:
     """
 
     shape: tuple[int, ...]
-    dtype: str = "float32"
-    name: str | None = None
+    dtype: str
+    name: str | None
 
 
 def parse_input(text: str) -> InputSpec:

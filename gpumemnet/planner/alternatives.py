@@ -46,7 +46,7 @@ def alternatives(
     model: nn.Module,
     inputs: ModelInputs,
     request: TraceRequest,
-    costs: tuple[StepCosts, Machine, Chain] | None = None,
+    costs: tuple[StepCosts, Machine, Chain] | None,
 ) -> tuple[Alternative, ...]:
     """Trace every change of settings that this job has not made yet; the model is left as it was.
 

@@ -452,7 +452,7 @@ class Predictor:
             }
         return refused
 
-    def accepted(self, read: ReadJobs, encoder: str | None = None) -> ReadJobs:
+    def accepted(self, read: ReadJobs, encoder: str | None) -> ReadJobs:
         """The jobs that the model predicts; the others are among the errors.
 
         Raises:
