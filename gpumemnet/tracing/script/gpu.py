@@ -174,8 +174,10 @@ class GpuRequests(TorchFunctionMode):
                 return self._type_name(given)
             if func is Tensor.new and self._observer.device_of(given) == GPU:
                 return self._new(given, *args[1:], **named)
-            if func == _SET_DATA and given.is_meta != args[1].is_meta:
-                return self._set_data(given, args[1])
+            if func == _SET_DATA and given.is_meta != args[1].is_meta:  # both are meta then
+                return swap_for_meta(
+                    given, meta_like(args[1]) if given.is_meta else args[1].detach()
+                )
             if getattr(func, "__name__", "") == "__get__" and (
                 given.is_meta or self._observer.device_of(given) == GPU
             ):
@@ -292,10 +294,6 @@ class GpuRequests(TorchFunctionMode):
             and tensor.is_leaf
             and self._observer.device_of(tensor) == GPU
         )
-
-    def _set_data(self, tensor: Tensor, data: Tensor) -> None:
-        """Run ``tensor.data = data`` where one of them is a meta tensor: both are then."""
-        swap_for_meta(tensor, meta_like(data) if tensor.is_meta else data.detach())
 
     def _type_name(self, tensor: Tensor) -> str:
         """The name of the type of a tensor, as ``tensor.type()`` returns it."""
