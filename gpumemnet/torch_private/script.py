@@ -43,6 +43,7 @@ METHOD_FILES: Final = tuple(
 RAW_STREAM: Final = TorchName("torch._C:_cuda_getCurrentRawStream", is_created=True)
 ALLOCATOR_STATE: Final = TorchName("torch._C:_cuda_CUDAAllocator_AllocatorState", is_created=True)
 HOST_CACHE: Final = TorchName("torch._C:_host_emptyCache", is_created=True)
+CLEAR_WORKSPACES: Final = TorchName("torch._C:_cuda_clearCublasWorkspaces", is_created=True)
 BROADCAST: Final = TorchName("torch._C:_broadcast_coalesced", is_created=True)
 BROADCAST_ONE: Final = TorchName("torch._C:_broadcast", is_created=True)
 SCATTER: Final = TorchName("torch._C:_scatter", is_created=True)

@@ -485,10 +485,10 @@ def _tensors(value: object) -> list[Tensor]:
 
     class Finder(pickle.Pickler):
         def persistent_id(self, each: object) -> bool | None:
-            if not isinstance(each, Tensor):
-                return None
-            found.append(each)
-            return True
+            if isinstance(each, Tensor):
+                found.append(each)
+            # To be pickled, a storage is saved by torch.save.
+            return True if isinstance(each, Tensor) or torch.is_storage(each) else None
 
     with suppress(Exception):  # it runs code of the script's classes
         Finder(SimpleNamespace(write=len)).dump(value)

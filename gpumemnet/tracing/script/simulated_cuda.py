@@ -358,6 +358,7 @@ def cuda_functions(
         (names.RAW_STREAM, lambda device: 0),
         (names.ALLOCATOR_STATE, object),
         (names.HOST_CACHE, always(None)),
+        (names.CLEAR_WORKSPACES, always(None)),
         # Of torch.nn.parallel: the first GPU keeps what it has.
         (names.BROADCAST, lambda tensors, devices, _: [list(tensors) for _ in devices]),
         (names.BROADCAST_ONE, lambda tensor, devices: [tensor.to(GPU)] * len(devices)),

@@ -76,3 +76,4 @@ def test_what_was_saved_is_noted(answer: Any) -> None:
     assert "files that the script wrote over or added to were put back" in notes
     assert "files that the script removed were put back after the trace" in notes
     assert "torch.save wrote nothing to /nonexistent/model.pt: No such file" in notes
+    assert notes.count("wrote nothing") == 1

@@ -3,6 +3,7 @@ given; ``seen`` holds what other programs would read while it runs."""
 
 import io
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -73,6 +74,7 @@ for step in range(3):
     seen("model.safetensors")
     torch.save(model.state_dict(), "/nonexistent/model.pt")
     torch.save({"optimizer": optimizer}, folder / "whole.pt")
+    pickle.dumps(torch.ones(2))  # saves its storage by torch.save
     for mode in ("a", "w"):
         with open(folder / "results.csv", mode) as file:  # noqa: PTH123
             file.write("1,0.5")
