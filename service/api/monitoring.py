@@ -59,7 +59,9 @@ MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 FOLDER_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
 """Names the folder where several workers count; read by prometheus_client."""
-_ATTEMPTS: Final = 3
+_ATTEMPTS: Final = 20
+_PAUSE_SECONDS: Final = 0.1
+"""Between attempts: on a busy machine, a worker that starts may wait with half a file."""
 
 for _collector in (GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR):
     REGISTRY.unregister(_collector)  # they cover only one process
@@ -145,6 +147,7 @@ def metrics_document() -> bytes:
         except (OSError, ValueError, struct.error):  # a worker starts or ends: half a file, or none
             if attempt == _ATTEMPTS - 1:
                 raise
+            time.sleep(_PAUSE_SECONDS)
     raise AssertionError("unreachable")
 
 
