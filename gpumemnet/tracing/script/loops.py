@@ -129,8 +129,8 @@ class _Running:
     asked: set[Hashable] = field(default_factory=set)
 
     def want(self, is_other: Callable[[int], bool]) -> bool:
-        """Want the first number that makes a condition other than it was, because time may end before
-        the last one, and that; return whether there is one."""
+        """Want the first number that makes a condition other than it was, and the last one, before
+        which time may be up; return whether there is one."""
         left = range(self.given, len(self.numbers))[:_AHEAD]
         found = [index for index in left if is_other(self.numbers[index])]
         self.wanted.update(found[:1], found[-1:])
