@@ -14,8 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from gpumemnet.errors import DatasetError, InvalidJobError
-from gpumemnet.job.layers import Layer, check_count, describe
+from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import (
     MAX_BATCH_SIZE,
     TRAINING_OPTIONS,
@@ -75,44 +74,15 @@ class Options(TrainingOptions):
             of the published datasets.
         frozen_share: share of the layers with parameters, counted from the input, that receive no
             gradient.
-
-    Raises:
-        DatasetError: on a value that :data:`FEATURES` does not allow.
     """
 
     batch_size: int
     optimizer: str = "adam"
     frozen_share: float = 0.0
 
-    def __post_init__(self) -> None:
-        try:
-            TrainingOptions.__post_init__(self)
-            check_count(self.batch_size, "batch_size", 1, MAX_BATCH_SIZE)
-        except InvalidJobError as error:
-            raise DatasetError(f"option {error.field} {error.reason}") from None
-        if (
-            type(self.frozen_share) not in (int, float)
-            or not 0.0 <= self.frozen_share <= MAX_FROZEN_SHARE
-        ):
-            raise DatasetError(
-                f"option frozen_share must be a number from 0 to {MAX_FROZEN_SHARE}, not {describe(self.frozen_share)}"
-            )
-
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready; :func:`parse_options` is the inverse."""
+        """JSON-ready: the arguments of this class."""
         return {name: getattr(self, name) for name in FEATURES}
-
-
-def parse_options(document: Mapping[str, Any]) -> Options:
-    """Options from :meth:`Options.to_dict`.
-
-    Raises:
-        DatasetError: on unknown, missing or impossible values.
-    """
-    try:
-        return Options(**document)
-    except TypeError as error:
-        raise DatasetError(f"these are not the options of a job: {error}") from None
 
 
 def can_run(options: Options, attention_kernel: str | None) -> bool:
@@ -182,11 +152,11 @@ def parse_planned(document: Mapping[str, Any]) -> PlannedJob:
     """A planned job from :meth:`PlannedJob.to_dict`.
 
     Raises:
-        DatasetError: on unknown, missing or impossible values.
+        DatasetError: on unknown or missing values of the architecture.
     """
     name = document["family"]
     architecture = parse_architecture(name, document["architecture"])
-    return PlannedJob(name, architecture, parse_options(document["options"]))
+    return PlannedJob(name, architecture, Options(**document["options"]))
 
 
 def unextracted_job(planned: PlannedJob) -> TrainingJob:

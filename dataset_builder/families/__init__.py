@@ -98,32 +98,6 @@ class Architecture:
         values = ((field.name, getattr(self, field.name)) for field in fields(self))  # type: ignore[arg-type]
         return {name: [*value] if isinstance(value, tuple) else value for name, value in values}
 
-    def check(self, features: Mapping[str, Feature], **allowed: Sequence[object]) -> None:
-        """Raise ``DatasetError`` for a text or a switch that is none of its choices, a whole number
-        below 1, or a probability outside of [0, 1).
-
-        Args:
-            features: of the search space, with the choices of texts.
-            allowed: field → its choices, where they are others.
-        """
-        for each in fields(self):  # type: ignore[arg-type]
-            value, choices = getattr(self, each.name), allowed.get(each.name)
-            if choices is None and each.type in ("str", "bool"):
-                choices = (False, True) if each.type == "bool" else features[each.name].choices
-            if choices is not None:
-                is_right, wanted = value in choices, f"one of {', '.join(map(str, choices))}"
-            elif each.type == "float":
-                is_right = isinstance(value, int | float) and 0.0 <= value < 1.0
-                wanted = "in [0, 1)"
-            else:
-                counts = value if isinstance(value, tuple) else (value,)
-                is_right = all(type(count) is int and count > 0 for count in counts)
-                wanted = "a positive whole number"
-            if not is_right:
-                raise DatasetError(
-                    f"the network's {each.name} must be {wanted}, not {describe(value)}"
-                )
-
 
 class Family(Protocol):
     """The functions of a family's module."""
@@ -181,7 +155,7 @@ def parse_architecture(family_name: str, document: Any) -> Architecture:
     """The architecture from :meth:`Architecture.to_dict`.
 
     Raises:
-        DatasetError: on unknown, missing or impossible values.
+        DatasetError: on unknown or missing values.
     """
     try:
         values = {

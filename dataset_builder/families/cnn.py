@@ -14,8 +14,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from gpumemnet.errors import DatasetError
-
 from . import Architecture, RoughSizes, TensorSpec, features
 
 if TYPE_CHECKING:
@@ -71,9 +69,6 @@ class CnnArchitecture(Architecture):
             (MobileNetV3), ``flattened`` with two of them on a 7 × 7 map (VGG); ``per_pixel`` in
             :data:`DENSE_PREDICTION`.
         head_dropout: dropout before the last layer; 0 leaves it out.
-
-    Raises:
-        DatasetError: on a value outside the lists, or widths that the groups do not divide.
     """
 
     style: str
@@ -95,24 +90,6 @@ class CnnArchitecture(Architecture):
     block_dropout: float
     head: str
     head_dropout: float
-
-    def __post_init__(self) -> None:
-        per_pixel = self.style in DENSE_PREDICTION
-        self.check(
-            FEATURES,
-            upsampling=FEATURES["upsampling"].choices if per_pixel else ("none",),
-            head=("per_pixel",) if per_pixel else FEATURES["head"].choices,
-            in_place=(False,) if self.activation in NO_IN_PLACE else (False, True),
-        )
-        if not self.kernel % 2:
-            raise DatasetError(f"a CNN's kernel must be odd, not {self.kernel}")
-        if not self.widths or len(self.widths) != len(self.depths):
-            raise DatasetError("a CNN needs at least one stage, and a width and a depth for each")
-        granule = granule_of(self.groups)
-        if any(width % granule for width in self.widths):
-            raise DatasetError(
-                f"a CNN's widths must be multiples of {granule} with {self.groups} groups"
-            )
 
     @property
     def reduction(self) -> int:

@@ -13,15 +13,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from gpumemnet.errors import DatasetError
-
 from . import Architecture, RoughSizes, TensorSpec, features
 
 if TYPE_CHECKING:
     from torch import nn
 
 FEATURES: Final = features("mlp")
-OUTPUT_ACTIVATIONS: Final = ("none", "softmax", "sigmoid", "identity")
 MIN_WIDTH: Final = 4
 
 
@@ -35,10 +32,8 @@ class MlpArchitecture(Architecture):
         hidden_widths: output width of every hidden block; all equal when the shape is ``residual``.
         activation, norm: their names, see :data:`FEATURES`.
         dropout: probability; 0 leaves the dropout layers out.
-        output_activation: layer after the last linear layer; only published networks have one.
-
-    Raises:
-        DatasetError: on a value outside the lists or a width below one.
+        output_activation: ``none``, or the layer after the last linear one: ``softmax``, ``sigmoid``
+            or ``identity``; only published networks have one.
     """
 
     shape: str
@@ -49,13 +44,6 @@ class MlpArchitecture(Architecture):
     norm: str = "none"
     dropout: float = 0.0
     output_activation: str = "none"
-
-    def __post_init__(self) -> None:
-        self.check(FEATURES, output_activation=OUTPUT_ACTIVATIONS)
-        if not self.hidden_widths:
-            raise DatasetError("an MLP needs at least one hidden block")
-        if self.shape == "residual" and len(set(self.hidden_widths)) != 1:
-            raise DatasetError("the blocks of a residual MLP must be equally wide")
 
 
 ARCHITECTURE: Final = MlpArchitecture

@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from gpumemnet.errors import DatasetError
-
 from . import Architecture, RoughSizes, TensorSpec, features
 
 if TYPE_CHECKING:
@@ -26,8 +24,6 @@ IMAGE_CHANNELS: Final = 3
 GRANULE: Final = 8
 """Head sizes and feed-forward widths are multiples of this: the memory-efficient kernel requires it
 in half precision."""
-MAX_HEAD_SIZE: Final = 256
-"""Largest head size that the flash kernel supports."""
 _HEAD_COUNTS: Final = tuple(
     sorted({1} | {factor * 2**power for factor in (2, 3, 5) for power in range(10)})
 )
@@ -70,9 +66,6 @@ class TransformerArchitecture(Architecture):
         head: ``tied`` to the token embedding or ``untied``, both over the vocabulary at every
             position; ``classes`` at the first position.
         classes: of that head.
-
-    Raises:
-        DatasetError: on a value outside the lists, or sizes that do not fit together.
     """
 
     style: str
@@ -98,35 +91,6 @@ class TransformerArchitecture(Architecture):
     patch_size: int
     head: str
     classes: int
-
-    def __post_init__(self) -> None:
-        vision = self.style == "vision"
-        heads = {"encoder": FEATURES["head"].choices, "vision": ("classes",)}.get(
-            self.style, ("tied", "untied")
-        )
-        present = {
-            "encoder_depth": self.style != "decoder",
-            "decoder_depth": self.style in ("decoder", "encoder_decoder"),
-            "target_length": self.style == "encoder_decoder",
-            "vocabulary": not vision,
-            "patch_size": vision,
-            "classes": self.head == "classes",
-        }
-        absent = {name: (0,) for name, is_present in present.items() if not is_present}
-        self.check(FEATURES, head=heads, **absent)
-        if self.width % self.heads or self.head_size % GRANULE or self.head_size > MAX_HEAD_SIZE:
-            raise DatasetError(
-                f"a transformer's heads must divide its width into multiples of {GRANULE} up to {MAX_HEAD_SIZE}, and "
-                f"{self.heads} do not so divide {self.width}"
-            )
-        if self.heads % self.key_value_heads:
-            raise DatasetError(
-                f"{self.key_value_heads} key-value heads do not divide {self.heads} query heads"
-            )
-        if vision and self.patches_per_side**2 + 1 != self.sequence_length:
-            raise DatasetError(
-                f"a vision transformer's sequence_length must be a square and 1, not {self.sequence_length}"
-            )
 
     @property
     def head_size(self) -> int:

@@ -140,6 +140,6 @@ def parse(document: Mapping[str, Any]) -> mlp.MlpArchitecture:
     """The architecture from a row's JSON object.
 
     Raises:
-        DatasetError: on unknown, missing or impossible values.
+        DatasetError: on unknown or missing values.
     """
     return cast(mlp.MlpArchitecture, parse_architecture("mlp", document))

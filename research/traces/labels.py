@@ -16,8 +16,8 @@ from dataset_builder.measure.campaign import Tally
 from dataset_builder.measure.journal import Journal, Settings
 from dataset_builder.measure.training import meta_network
 from dataset_builder.planned_job import (
+    Options,
     PlannedJob,
-    parse_options,
     parse_planned,
     training_job,
 )
@@ -80,7 +80,7 @@ def _measured(measurement: Measurement, device: DeviceProfile) -> Subject:
     document = json.loads(measurement.architecture)
     name = measurement.job.family
     planned = PlannedJob(
-        name, parse_architecture(name, document), parse_options(json.loads(measurement.options))
+        name, parse_architecture(name, document), Options(**json.loads(measurement.options))
     )
     return Subject(measurement, *traceable(planned, measurement.job.attention_kernel, device))
 

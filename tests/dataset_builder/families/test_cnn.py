@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from dataset_builder.families import cnn, parse_architecture
+from dataset_builder.families import cnn
 from dataset_builder.families import cnn as space
 from dataset_builder.families.cnn import CnnArchitecture
 from dataset_builder.measure import training
@@ -18,7 +18,6 @@ from dataset_builder.planned_job import (
     Options,
     PlannedJob,
 )
-from gpumemnet.errors import DatasetError
 from tests.nightly import every_pair
 
 CPU = torch.device("cpu")
@@ -181,25 +180,6 @@ def test_a_network_that_cannot_train_is_known(
     elif not can_run:  # else torch would, and nobody would train it
         with pytest.raises(ValueError, match="more than 1 value per channel"):
             network(images)
-
-
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"style": "round"}, "style"),
-        ({"upsampling": "nearest"}, "upsampling"),
-        ({"activation": "gelu"}, "in_place"),
-        ({"widths": [8, 12]}, "widths"),
-        ({"depths": [1]}, "a width and a depth for each"),
-        ({"kernel": 4}, "kernel"),
-        ({"image_size": 32.5}, "image_size"),
-        ({"head_dropout": 1.0}, "head_dropout"),
-        ({"colour": "red"}, "not that of a cnn"),
-    ],
-)
-def test_a_foreign_architecture_is_refused(changes: dict[str, Any], field: str) -> None:
-    with pytest.raises(DatasetError, match=field):
-        parse_architecture("cnn", tiny().to_dict() | changes)
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,10 @@ def test_a_row_parse_architectures_its_job_and_its_network(name: str) -> None:
         ]
 
 
-@pytest.mark.parametrize(("name", "architecture"), [("mlp", "{}"), ("cnn", "[]"), ("rnn", "{}")])
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    [("mlp", "{}"), ("cnn", "[]"), ("rnn", "{}"), ("cnn", '{"colour": "red"}')],
+)
 def test_what_is_no_architecture_is_refused(name: str, architecture: str) -> None:
     with pytest.raises(DatasetError):
         parse_architecture(name, json.loads(architecture))

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from dataset_builder.families import mlp, parse_architecture
+from dataset_builder.families import mlp
 from dataset_builder.planned_job import Options, PlannedJob
-from gpumemnet.errors import DatasetError
 from gpumemnet.job.training_job import OPTIMIZERS
 
 UNIFORM = mlp.MlpArchitecture(
@@ -43,18 +42,3 @@ def test_batch_norm_cannot_train_on_single_samples(batch_norm: bool) -> None:
     architecture = replace(UNIFORM, norm=norm)
     assert mlp.can_train(architecture, 1) != batch_norm
     assert mlp.can_train(architecture, 2)
-
-
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"shape": "round"}, "shape"),
-        ({"hidden_widths": []}, "hidden"),
-        ({"hidden_widths": [0]}, "hidden_widths"),
-        ({"shape": "residual", "hidden_widths": [3, 4]}, "residual"),
-        ({"dropout": 1.0}, "dropout"),
-    ],
-)
-def test_a_foreign_architecture_is_refused(changes: dict[str, object], field: str) -> None:
-    with pytest.raises(DatasetError, match=field):
-        parse_architecture("mlp", UNIFORM.to_dict() | changes)

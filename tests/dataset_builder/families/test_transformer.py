@@ -17,7 +17,6 @@ from dataset_builder.families import (
     TensorSpec,
     extracted_job,
     loss,
-    parse_architecture,
     transformer,
 )
 from dataset_builder.families import transformer as space
@@ -29,7 +28,6 @@ from dataset_builder.planned_job import (
     rough_bytes,
     training_job,
 )
-from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import LAYER_GROUPS
 from gpumemnet.job.training_job import PRECISIONS
 from tests.nightly import every_pair
@@ -257,24 +255,6 @@ def test_recomputation_and_kernels_move_the_estimate_as_they_move_memory() -> No
     recomputed = estimate(replace(options, checkpointing="every_block"))
     assert 4 * logits < recomputed < 0.7 * plain
     assert plain - estimate(options, vocabulary=1000) > 3.5 * logits
-
-
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"style": "recurrent"}, "style"),
-        ({"head": "classes", "classes": 3}, "head"),
-        ({"width": 0}, "width"),
-        ({"encoder_depth": 2}, "encoder_depth"),
-        ({"dropout": 1.0}, "dropout"),
-        ({"heads": 3}, "heads"),
-        ({"key_value_heads": 3}, "3 key-value heads"),
-        ({"nonsense": 1}, "not that of a transformer"),
-    ],
-)
-def test_a_foreign_architecture_is_refused(changes: dict[str, Any], field: str) -> None:
-    with pytest.raises(DatasetError, match=field):
-        parse_architecture("transformer", tiny().to_dict() | changes)
 
 
 def test_the_math_kernel_leaves_matrices_and_the_others_do_not() -> None:
