@@ -18,21 +18,18 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import gpumemnet
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import KINDS, Layer
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.physics import closed_form, network_structure, step_memory
-from gpumemnet.predict import bin_shares
 from gpumemnet.predict.features import feature_matrix
-from gpumemnet.units import GIB
 from tests.jobs import jobs, small_job
 
 PACKAGE = Path(gpumemnet.__file__).parent
 WORKSPACE = 8_519_680
-COMPILED = [closed_form, network_structure, step_memory, bin_shares]
+COMPILED = [closed_form, network_structure, step_memory]
 COLUMNS = step_memory.COLUMNS
 
 compiled = pytest.mark.skipif(
@@ -239,46 +236,6 @@ def test_totals_that_do_not_fit_are_refused(spoilt: dict[str, Any]) -> None:
     given |= spoilt
     with pytest.raises(ValueError, match=r"jobs|option set"):
         step_memory.fill_totals(*given.values())
-
-
-@compiled
-@given(
-    st.integers(1, 4).flatmap(
-        lambda count: st.lists(
-            st.lists(
-                st.tuples(st.floats(0.01, 1), st.floats(15, 40), st.floats(1e-6, 10)),
-                min_size=count,
-                max_size=count,
-            ),
-            min_size=1,
-            max_size=3,
-        )
-    ),
-    st.integers(0, 30),
-)
-def test_both_forms_give_the_same_bin_probabilities(
-    mixtures: list[list[tuple[float, float, float]]], edge_count: int
-) -> None:
-    parts = np.array(mixtures).transpose(2, 0, 1)
-    log_edges = np.log(np.arange(1, edge_count + 1) * float(GIB))
-    answers = np.zeros((len(mixtures), edge_count + 1))
-    bin_shares.fill_shares(parts.ravel(), parts.shape[2], log_edges, answers.reshape(-1))
-    plainly = [0.0] * answers.size
-    uncompiled("predict/bin_shares").fill_shares(
-        parts.ravel().tolist(), parts.shape[2], log_edges.tolist(), plainly
-    )
-    assert answers.ravel().tolist() == pytest.approx(plainly, rel=1e-12, abs=1e-14)
-    assert answers.sum(axis=1) == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize(
-    ("mixtures", "components", "answers"), [(5, 2, 9), (6, 0, 9), (6, -1, 9), (6, 2, 3), (7, 2, 9)]
-)
-def test_mixtures_that_do_not_fit_are_refused(mixtures: int, components: int, answers: int) -> None:
-    with pytest.raises(ValueError, match="too few numbers"):
-        bin_shares.fill_shares(
-            np.ones(mixtures), components, np.array([1.0, 2.0, 3.0]), np.zeros(answers)
-        )
 
 
 @pytest.mark.parametrize("module", COMPILED)

@@ -17,13 +17,15 @@ def below(several: MemoryDistribution, points: np.ndarray) -> np.ndarray:
 
 @settings(max_examples=10)
 @given(
-    st.integers(0, 2**32), st.sampled_from([1, 5, 16]), st.sampled_from([64 * MIB, GIB, 8 * GIB])
+    st.integers(0, 2**32),
+    st.sampled_from([3, 300]),
+    st.sampled_from([1, 5, 16]),
+    st.sampled_from([64 * MIB, GIB, 8 * GIB]),
 )
-def test_bins_of_many_are_the_differences_of_what_lies_below(
-    seed: int, components: int, width_bytes: int
+def test_bins_are_the_differences_of_what_lies_below(
+    seed: int, count: int, components: int, width_bytes: int
 ) -> None:
     generator = np.random.default_rng(seed)
-    count = 300
     weights = generator.dirichlet(np.ones(components), count)
     locations = generator.uniform(18, 27, (count, 1)) + generator.normal(
         0, 0.1, (count, components)
