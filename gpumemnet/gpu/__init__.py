@@ -10,12 +10,12 @@ differs.  A profile holds the GPU's numbers with a source for each; an unmeasure
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache, lru_cache
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Final
+from types import MappingProxyType, NoneType
+from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from gpumemnet.atomic_files import shipped_json, stated_json
 from gpumemnet.errors import InvalidRequestError, did_you_mean
@@ -426,13 +426,6 @@ def with_available(profile: DeviceProfile, available_bytes: int) -> DeviceProfil
 @cache
 def _catalogue() -> dict[str, Any]:
     document: dict[str, Any] = shipped_json("gpu/mig.json")
-    for entry in (
-        *document["partitions"],
-        *({"gpus": [entry["gpu"]]} for entry in document["reserves"]),
-    ):
-        for gpu in entry["gpus"]:
-            if device_profile(gpu).name != gpu:
-                raise AssertionError(f"mig.json: {gpu} is no product name of catalogue.json")
     return document
 
 
@@ -537,41 +530,14 @@ def asked_profile(gpu: str | DeviceProfile, context_mib: int | None, option: str
     )
 
 
-def _is_count(value: object) -> bool:
-    return type(value) is int and value > 0
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and value != ""
-
-
-_RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
-    "str": (_is_text, "a text"),
-    "int": (_is_count, "a whole number above 0"),
-    "int | None": (
-        lambda value: value is None or _is_count(value),
-        "a whole number above 0, or null",
-    ),
-    "float | None": (
-        lambda value: value is None or (type(value) in (int, float) and 0 < value < _LARGEST_RATE),
-        "a number above 0, or null",
-    ),
-    "bool": (lambda value: isinstance(value, bool), "true or false"),
-    "tuple[str, ...]": (
-        lambda value: isinstance(value, list) and all(map(_is_text, value)),
-        "a list of names",
-    ),
-    "tuple[int, int]": (
-        lambda value: (
-            isinstance(value, list)
-            and len(value) == 2
-            and all(type(number) is int and number >= 0 for number in value)
-        ),
-        "two whole numbers such as [9, 0]",
-    ),
-    "tuple[ContextReading, ...]": (lambda value: isinstance(value, list), "a list"),
+_hints_of: Final = cache(get_type_hints)
+_WORDS: Final[Mapping[Any, str]] = {
+    str: "a text",
+    int: "a whole number above 0",
+    float: "a number above 0",
+    bool: "true or false",
+    NoneType: "null",
 }
-"""Declared type of a field → whether a JSON value is one, and what it must be in words."""
 
 
 def _read(entry: object, kind: Any, place: str) -> Any:
@@ -579,28 +545,41 @@ def _read(entry: object, kind: Any, place: str) -> Any:
     every field."""
     if not isinstance(entry, Mapping):
         raise InvalidRequestError(f"must be an object, not {describe(entry)}", place)
-    known = [field.name for field in fields(kind)]
-    for name in entry:
-        if name not in known:
+    known = {each.name: each.default for each in fields(kind)}
+    for name in known.keys() ^ entry.keys():
+        if name in entry:
             raise InvalidRequestError(
                 f"is not a field: known fields are {', '.join(known)}",
                 f"{place}.{ascii(name)[1:-1][:64]}",
             )
-    values: dict[str, Any] = {}
-    for field in fields(kind):
-        where = f"{place}.{field.name}"
-        if field.name not in entry:
-            if field.default is MISSING:
-                raise InvalidRequestError("is missing", where)
-            continue
-        value = entry[field.name]
-        is_right, wanted = _RULES[str(field.type)]
-        if not is_right(value):
-            raise InvalidRequestError(f"must be {wanted}, not {describe(value)}", where)
-        if field.name == "context_readings":
-            value = [
-                _read(reading, ContextReading, f"{where}[{index}]")
-                for index, reading in enumerate(value)
-            ]
-        values[field.name] = tuple(value) if isinstance(value, list) else value
-    return kind(**values)
+        if known[name] is MISSING:
+            raise InvalidRequestError("is missing", f"{place}.{name}")
+    hints = _hints_of(kind)
+    return kind(
+        **{name: _value(value, hints[name], f"{place}.{name}") for name, value in entry.items()}
+    )
+
+
+def _value(value: Any, hint: Any, place: str, least: int = 1) -> Any:
+    """Reads a value of a declared type; the numbers of a list may be 0."""
+    parts = get_args(hint) or (hint,)
+    if get_origin(hint) is tuple:
+        if not isinstance(value, list) or (parts[-1] is not ... and len(value) != len(parts)):
+            count = "" if parts[-1] is ... else f" of {len(parts)}"
+            raise InvalidRequestError(f"must be a list{count}, not {describe(value)}", place)
+        return tuple(
+            _value(each, parts[0], f"{place}[{index}]", 0) for index, each in enumerate(value)
+        )
+    if hint is ContextReading:
+        return _read(value, hint, place)
+    kind = type(value)
+    is_right = kind in parts and value != ""
+    if kind in (int, float):
+        is_rate = float in parts
+        is_right = (is_right or is_rate) and (
+            0 < value < _LARGEST_RATE if is_rate else value >= least
+        )
+    if not is_right:
+        wanted = ", or ".join(_WORDS[part] for part in parts)
+        raise InvalidRequestError(f"must be {wanted}, not {describe(value)}", place)
+    return value
