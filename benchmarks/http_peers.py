@@ -76,7 +76,7 @@ def main(kind: str, port: int) -> None:
 
     def predict(body: PredictBody) -> AnswerBody:
         estimate = predictor.predict(job_from_dict(body.job.model_dump()), coverage=body.coverage)
-        lower_bytes, upper_bytes = estimate.bin_bounds_bytes
+        lower_bytes, upper_bytes = estimate.bins.bounds_bytes(estimate.bin_index)
         return AnswerBody(
             bin=BinModel(
                 index=estimate.bin_index,

@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.job_table import JobTable
-from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import MAX_BATCH_SIZE, TrainingJob
 from gpumemnet.predict.gpu_fit import Memory, Target, memories_of
 from gpumemnet.predict.prediction import PredictionOptions, PredictionTable
@@ -96,15 +94,9 @@ def batch_sizes(
             :class:`~gpumemnet.predict.prediction.PredictionOptions`.
 
     Raises:
-        InvalidRequestError: on an impossible ``max_batch``, and as
-            :meth:`gpumemnet.predict.predictor.Predictor.predict`.
+        InvalidRequestError: as :meth:`gpumemnet.predict.predictor.Predictor.predict`.
         UnsupportedJobError: when no bundle is loaded for the job's family.
     """
-    if type(max_batch) is not int or not 1 <= max_batch <= MAX_BATCH_SIZE:
-        raise InvalidRequestError(
-            f"must be a whole number between 1 and {MAX_BATCH_SIZE}, not {describe(max_batch)}",
-            "max_batch",
-        )
     asked = PredictionOptions(gpu=target.gpu, **options)
     table = JobTable.from_jobs((replace(job, traced_peak_bytes=None),))
 

@@ -152,21 +152,12 @@ class PredictionOptions:
         coverage: share of jobs that the safe bytes cover.
         gpu: name or alias of the GPU; by default the predictor's.
         encoder: ``mlp`` or ``transformer``; by default ``mlp`` where it is loaded.
-
-    Raises:
-        InvalidRequestError: when ``coverage`` is not a number.
     """
 
     bins: BinScheme | None = None
     coverage: float = DEFAULT_COVERAGE
     gpu: str | None = None
     encoder: str | None = None
-
-    def __post_init__(self) -> None:
-        if isinstance(self.coverage, bool) or not isinstance(self.coverage, int | float):
-            raise InvalidRequestError(
-                f"must be a number, not {describe(self.coverage)}", "coverage"
-            )
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -215,11 +206,6 @@ class Prediction:
     def bin_index(self) -> int:
         """Index of the most probable bin."""
         return int(self.probabilities.argmax())
-
-    @property
-    def bin_bounds_bytes(self) -> tuple[int, int | None]:
-        """Edges of the most probable bin in bytes; the upper edge of the last bin is ``None``."""
-        return self.bins.bounds_bytes(self.bin_index)
 
 
 Array = NDArray[np.float64]

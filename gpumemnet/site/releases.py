@@ -54,7 +54,6 @@ NAME_RULE: Final = "use up to 64 lower-case letters, digits, dots, dashes and un
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
-_MAX_TEXT: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +232,6 @@ class Registry:
             raise RegistryError(
                 f"the name {SHIPPED!r} belongs to the bundles of the package: choose another"
             )
-        note = _checked_text(note, "note")
         with self._writing():
             path = self._release_file(name)
             if path.exists():
@@ -333,7 +331,6 @@ class Registry:
         history = aliases.history or (
             Change(champion=SHIPPED, since=_now(), by="", reason="the bundles of the package"),
         )
-        by, reason = _checked_text(by, "by"), _checked_text(reason, "reason")
         change = Change(champion=name, since=_now(), by=by, reason=reason, is_rollback=is_rollback)
         challenger = None if aliases.challenger == name else aliases.challenger
         return self._write(
@@ -480,19 +477,13 @@ def _document(content: Mapping[str, Any]) -> bytes:
             + b"\n"
         )
     except (TypeError, ValueError) as error:
-        raise RegistryError(f"the lineage must be a JSON object ({error})") from None
+        raise RegistryError(f"what is said of it is no JSON object in UTF-8 ({error})") from None
 
 
 def _checked_name(name: Any) -> str:
     if not (isinstance(name, str) and _NAME.fullmatch(name)):
         raise RegistryError(f"{describe(name)} cannot be the name of a release: {NAME_RULE}")
     return str(name)
-
-
-def _checked_text(text: str, field: str) -> str:
-    if not isinstance(text, str) or len(text) > _MAX_TEXT or not text.isprintable():
-        raise RegistryError(f"{field} must be one line of text of at most {_MAX_TEXT} characters")
-    return text
 
 
 def _now() -> str:

@@ -50,8 +50,8 @@ PYTHON: Table = {
     ),
     "label_source": "label_source",
     "reasons": lambda estimate: list(estimate.reasons),
-    "bin_lower_bytes": lambda estimate: estimate.bin_bounds_bytes[0],
-    "bin_upper_bytes": lambda estimate: estimate.bin_bounds_bytes[1],
+    "bin_lower_bytes": lambda estimate: estimate.bins.bounds_bytes(estimate.bin_index)[0],
+    "bin_upper_bytes": lambda estimate: estimate.bins.bounds_bytes(estimate.bin_index)[1],
     "model": "estimator",
 }
 HTTP: Table = {

@@ -95,7 +95,7 @@ def assert_same(estimate: Prediction | ServiceError, expected: Prediction) -> No
         if name != "probabilities":
             assert getattr(estimate, name) == getattr(expected, name), name
     assert estimate.probabilities == pytest.approx(expected.probabilities, abs=1e-15)
-    assert estimate.bin_bounds_bytes == expected.bin_bounds_bytes
+    assert estimate.bin_index == expected.bin_index
 
 
 @pytest.mark.parametrize(

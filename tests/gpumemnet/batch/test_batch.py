@@ -51,7 +51,7 @@ def test_a_file_is_answered_as_the_predictor_answers(tmp_path: Path) -> None:
     for number, (row, estimate) in enumerate(
         zip(answers(tmp_path / "out.parquet"), PREDICTOR.predict_many(JOBS), strict=True), start=1
     ):
-        lower_bytes, upper_bytes = estimate.bin_bounds_bytes
+        lower_bytes, upper_bytes = estimate.bins.bounds_bytes(estimate.bin_index)
         assert row == {
             "input": str(tmp_path / "jobs.parquet"),
             "row": number,

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import MAX_BATCH_SIZE, TrainingJob
@@ -174,13 +173,6 @@ def test_a_traced_peak_is_of_one_batch_only(predictor: Predictor) -> None:
     assert batch_sizes(predictor, traced, target("A100")) == batch_sizes(
         predictor, job, target("A100")
     )
-
-
-def test_an_impossible_batch_is_refused(predictor: Predictor) -> None:
-    impossible: list[Any] = [0, -1, MAX_BATCH_SIZE + 1, 1.5, True]
-    for max_batch in impossible:
-        with pytest.raises(InvalidRequestError, match="max_batch"):
-            batch_sizes(predictor, small_job(), target("A100"), max_batch=max_batch)
 
 
 @given(max_batch=st.integers(1, MAX_BATCH_SIZE), steps=st.sampled_from([1, 2, 16]))

@@ -39,7 +39,7 @@ def test_the_example_of_the_readme() -> None:
     assert estimate.in_support
     assert estimate.reasons == ()
     assert estimate.gpu == "NVIDIA A100-SXM4-40GB"
-    assert estimate.bin_bounds_bytes == (GIB, 2 * GIB)
+    assert estimate.bins.bounds_bytes(estimate.bin_index) == (GIB, 2 * GIB)
     assert (estimate.gpu_source, estimate.context_bytes) == ("default", 524 * MIB)
     assert estimate.safe_bytes is not None
     assert (
@@ -208,7 +208,7 @@ def test_a_coverage_without_sense_is_refused(coverage: float) -> None:
 @pytest.mark.parametrize("bins", [*PUBLISHED_BINS.values(), bins_of_width(GIB // 4)])
 def test_any_bins_agree_on_where_memory_lies(bins: object) -> None:
     estimate = PREDICTOR.predict(mlp(2900), bins=bins)
-    lower, upper = estimate.bin_bounds_bytes
+    lower, upper = estimate.bins.bounds_bytes(estimate.bin_index)
     assert lower <= estimate.expected_bytes
     assert upper is None or estimate.expected_bytes < upper
 

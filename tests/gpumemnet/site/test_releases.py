@@ -141,7 +141,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(registry: Registry, tmp_path: P
         (lambda: registry.create_release("r2", mine, note="two\nlines"), "one line"),
         (lambda: registry.set_champion("none", by="", reason=""), "no release 'none'"),
         (lambda: registry.set_challenger("none"), "no release 'none'"),
-        (lambda: registry.set_champion("r1", by="", reason="\ud800"), "one line"),
+        (lambda: registry.set_champion("r1", by="", reason="\ud800"), "JSON object"),
     ):
         with pytest.raises(BundleError, match=says):
             refusing()
