@@ -15,7 +15,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import flop_registry
 
+from gpumemnet.extract.known_layouts import argument_tensors
 from gpumemnet.torch_private import script as names
 from gpumemnet.torch_private.names import (
     id_of_storage,
@@ -26,6 +28,12 @@ from gpumemnet.torch_private.names import (
 
 MOST_NUMBERS: Final = 2**20
 """Largest number of elements of such a tensor."""
+_MADE_UP_BYTES: Final = 2**26
+"""Largest storage whose numbers are made up as a whole."""
+_MOST_MADE_UP: Final = 2**22
+"""Largest number of elements of which an operator computes, where numbers are made up."""
+_MOST_FACTORS: Final = 2**16
+"""The same for products of matrices and convolutions."""
 _HOST: Final = torch.device("cpu")
 _EMPTY: Final = torch.empty
 """PyTorch's own: ``deepspeed.zero.Init`` replaces it while a model is made."""
@@ -45,6 +53,9 @@ class HostNumbers:
     ) -> None:
         self._unknown = unknown
         self._given = given
+        self.makes_up = False
+        """Whether numbers that are not known are made up: normally distributed, with what follows
+        from them computed, where that takes little."""
         self._storages: MutableMapping[torch.UntypedStorage, torch.UntypedStorage] = (
             WeakKeyDictionary()
         )
@@ -82,26 +93,63 @@ class HostNumbers:
         if not self._unknown(tensor):
             return tensor
         if not self._has(tensor):
-            return None
+            return (
+                self._given(self._made_up(tensor)) if self.makes_up and _is_plain(tensor) else None
+            )
         with names.unseen():
             return self._given(self._view(tensor))
+
+    def _made_up(self, tensor: Tensor) -> Tensor:
+        """Make up numbers of a tensor, and of what else is in its storage."""
+        storage = tensor.untyped_storage()
+        is_kept = tensor.numel() <= MOST_NUMBERS and storage.nbytes() <= _MADE_UP_BYTES
+        with names.unseen():
+            shape = storage.nbytes() // tensor.element_size() if is_kept else tensor.shape
+            made = torch.zeros(shape, dtype=tensor.dtype)
+            if tensor.dtype == torch.bool:
+                made.bernoulli_()
+            elif made.is_floating_point():
+                made.normal_()
+            if not is_kept:
+                return made
+            self._kept.add(id_of_storage(storage))
+            self._storages[storage] = made.untyped_storage()
+            return self._view(tensor)
 
     def arguments(
         self, func: Any, tensors: list[Tensor], args: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Return the arguments of an operator as real tensors; ``None`` unless its result follows
         from their numbers."""
-        if not self._storages or not all(
-            self._has(tensor) if self._unknown(tensor) else tensor.numel() <= MOST_NUMBERS
-            for tensor in tensors
+        if self.makes_up:
+            most = _MOST_FACTORS if func.overloadpacket in flop_registry else _MOST_MADE_UP
+            if sum(each.numel() for each in tensors) > most or not all(map(_is_plain, tensors)):
+                return None
+        elif (
+            not self._storages
+            or not all(
+                self._has(tensor) if self._unknown(tensor) else tensor.numel() <= MOST_NUMBERS
+                for tensor in tensors
+            )
+            or torch.Tag.nondeterministic_seeded in func.tags
         ):
-            return None
-        if torch.Tag.nondeterministic_seeded in func.tags:
             return None
         real: Any = tree_map_only(Tensor, self.of, (args, named))
         if "device" in named:
             real[1]["device"] = _HOST
         return real  # type: ignore[no-any-return]
+
+    def follow(
+        self, func: Any, args: tuple[Any, ...], named: dict[str, Any], result: Any, *, writes: bool
+    ) -> None:
+        """Compute what an operator has made, or has written, where numbers are made up."""
+        made = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
+        if "empty" in func.__name__ or any(each.numel() > MOST_NUMBERS for each in made):
+            return
+        if writes or not all(map(self._has, made)):
+            arguments = self.arguments(func, argument_tensors(args, named), args, named)
+            if arguments is not None:
+                self.compute(func, arguments, result)
 
     def compute(
         self, func: Any, arguments: tuple[tuple[Any, ...], dict[str, Any]], result: Any
@@ -114,7 +162,7 @@ class HostNumbers:
             with names.unseen():
                 numbers = func(*arguments[0], **arguments[1])
         except RuntimeError:  # the host lacks the kernel
-            for each in made:
+            for each in () if self.makes_up else made:
                 self.forget(each)
             return
         for each, found in zip(made, tree_leaves(numbers), strict=False):
@@ -126,8 +174,7 @@ class HostNumbers:
     def _has(self, tensor: Tensor) -> bool:
         return (
             tensor.numel() <= MOST_NUMBERS
-            and type(tensor) in _PLAIN
-            and tensor.layout is torch.strided
+            and _is_plain(tensor)
             and storage_id(tensor) in self._kept
             and tensor.untyped_storage() in self._storages
         )
@@ -136,3 +183,7 @@ class HostNumbers:
         place = tensor.storage_offset(), tensor.size(), tensor.stride()
         storage = self._storages[tensor.untyped_storage()]
         return _EMPTY(0, dtype=tensor.dtype).set_(storage, *place)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return type(tensor) in _PLAIN and tensor.layout is torch.strided

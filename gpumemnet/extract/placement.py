@@ -289,6 +289,10 @@ class KnownValues(DispatchMode):
 
     def _placed(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         tensors = argument_tensors(args, named)
+        if self.numbers.makes_up and not tensors and is_meta(named.get("device")):
+            made = func(*args, **named)
+            self.numbers.follow(func, args, named, made, writes=False)
+            return made
         if any(map(self.unknown, tensors)):
             result = (
                 result_on_meta(func, args, named)
@@ -319,6 +323,8 @@ class KnownValues(DispatchMode):
         )
         others = sum(leaf.numel() for leaf in made) - whole
         if others > REAL_ELEMENTS or whole > _COMPUTED_ELEMENTS:
+            if self.numbers.makes_up:
+                self.numbers.follow(func, args, named, trial, writes=False)
             return trial
         try:
             return func(*args, **named)
@@ -332,15 +338,20 @@ class KnownValues(DispatchMode):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        known = self.numbers.arguments(func, tensors, args, kwargs)
-        if schema(func).name in READS_VALUE_BELOW:
+        makes_up = self.numbers.makes_up
+        is_dynamic = torch.Tag.dynamic_output_shape in func.tags
+        is_read = schema(func).name in READS_VALUE_BELOW
+        known = None
+        if is_read or is_dynamic or not makes_up:
+            known = self.numbers.arguments(func, tensors, args, kwargs)
+        if is_read:
             return self._missing_values.result(
                 func,
                 known[0] if known else args,
                 kwargs,
                 UnknownValueError(_dotted_name(func), NEEDS_VALUES),
             )
-        if known and torch.Tag.dynamic_output_shape in func.tags:
+        if known and is_dynamic:
             found = func(*known[0], **known[1])
             return tree_map_only(torch.Tensor, self.numbers.stand_in, found)
         if func is _PACK:
@@ -354,9 +365,7 @@ class KnownValues(DispatchMode):
             result = self._layouts.call(func, args, kwargs)
         except RuntimeError as error:
             is_foreign = func.namespace != "aten"
-            has_no_shape = torch.Tag.dynamic_output_shape in func.tags or (
-                is_foreign and "data-dependent shape" in str(error)
-            )
+            has_no_shape = is_dynamic or (is_foreign and "data-dependent shape" in str(error))
             has_no_kernel = isinstance(error, NotImplementedError) or (
                 is_foreign and "fake impl" in str(error)
             )
@@ -377,8 +386,11 @@ class KnownValues(DispatchMode):
         writes = self._writes.get(func)
         if writes is None:
             writes = self._writes[func] = written_arguments(func)
-        written = self._written(writes, args, kwargs, not known) if writes else []
-        if known:
+        is_lost = not known and not makes_up
+        written = self._written(writes, args, kwargs, is_lost) if writes else []
+        if makes_up:
+            self.numbers.follow(func, args, kwargs, result, writes=bool(writes))
+        elif known:
             self.numbers.compute(func, known, result)
         if written and isinstance(result, torch.Tensor):
             return written[0]

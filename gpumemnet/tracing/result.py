@@ -214,6 +214,8 @@ class TraceAnswer:
         phases: the most that tensors take in each kind of phase of the run.
         is_lower_bound: whether the deadline was reached before the script had trained for enough
             steps: the amounts are then what it had taken until there, and training takes more.
+        error: what ended a script after its first steps, and perhaps only in the trace; what
+            follows is not in the answer. Empty if nothing did.
         host: host memory of a script; ``None`` for a model.
     """
 
@@ -248,6 +250,7 @@ class TraceAnswer:
     selections: tuple[str, ...] = ()
     phases: tuple[PhasePeak, ...] = ()
     is_lower_bound: bool = False
+    error: str = ""
     host: HostMemory | None = None
 
     @property

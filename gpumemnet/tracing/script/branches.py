@@ -53,11 +53,14 @@ class Assumptions:
         opposite: whether each is the opposite of what it usually is.
         exceptions: places where it is as ``opposite`` does not say.
         selected_share: share of the elements that operators select which select by values.
+        makes_up: whether values are made up that are not known, see
+            :class:`~gpumemnet.extract.host_numbers.HostNumbers`.
     """
 
     opposite: bool = False
     exceptions: tuple[str, ...] = ()
     selected_share: float = 1
+    makes_up: bool = False
 
     def reverse(self, place: str) -> bool:
         """Whether the condition at ``place`` is the opposite of what it usually is."""
@@ -66,6 +69,11 @@ class Assumptions:
 
 USUAL: Final = Assumptions()
 """Every condition is what it usually is."""
+MADE_UP: Final = Assumptions(makes_up=True)
+_MADE_UP_NOTE: Final = (
+    "values read from the GPU were made up (normally distributed, and what follows from them): "
+    "with the usual ones the script ended with an error."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +324,12 @@ def largest_answer(trace: TraceScript, end: float = inf) -> TraceAnswer:
         ExtractError: as ``trace`` does with the usual conditions and all elements selected.
     """
     answer, assumptions = _over_branches(trace, end)
+    if answer.error and not assumptions.makes_up:  # perhaps a number that cannot be
+        with suppress(ExtractError):
+            further = trace(MADE_UP)
+            if not further.error and further.safe_bytes > answer.safe_bytes:
+                answer = replace(further, notes=(*further.notes, _MADE_UP_NOTE))
+                assumptions = MADE_UP
     if not answer.selections or answer.is_lower_bound:
         return answer
     where = "; ".join(answer.selections)
@@ -352,9 +366,12 @@ def _over_branches(trace: TraceScript, end: float) -> tuple[TraceAnswer, Assumpt
     opposite = Assumptions(opposite=True)
     try:
         first = trace(USUAL)
-    except CodeEndedError as error:  # a condition may be why
+    except CodeEndedError as error:  # a condition may be why, or a number
         with suppress(ExtractError):
             return trace(opposite), opposite
+        with suppress(ExtractError):
+            answer = trace(MADE_UP)
+            return replace(answer, notes=(*answer.notes, _MADE_UP_NOTE)), MADE_UP
         raise error from None
     if not first.branches or first.is_lower_bound:  # time is up
         return first, USUAL

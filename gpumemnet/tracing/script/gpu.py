@@ -442,7 +442,8 @@ class GpuRequests(TorchFunctionMode):
             arrived = tensor.clone()
         else:
             arrived = torch.empty_like(meta_like(tensor))  # which is dense
-            if not self._unknown(tensor) and tensor not in self._random:
+            is_open = tensor in self._random and not self.numbers.makes_up
+            if not self._unknown(tensor) and not is_open:
                 self.numbers.keep(arrived, tensor)
         kind = type(tensor)
         if kind not in (Tensor, nn.Parameter) and kind.__torch_dispatch__ == _OPERATORS_OF_TENSOR:

@@ -141,6 +141,8 @@ class ScriptObserver:
         self.modules.left = self._left
         self.streams = Streams(self.recorder.use_stream)
         self.notes: dict[str, str] = {}
+        self.error = ""
+        """What has ended the script, if that was an error."""
         self._platform = platform
         self._tensors = ModelTensors(self.recorder, self.modules)
         self._boundary: Callable[[], Optimizer | None] = lambda: None

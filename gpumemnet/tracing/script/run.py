@@ -195,7 +195,7 @@ class ScriptRun:
         batch_sizes: as in :class:`~gpumemnet.tracing.script.whole_run.Loaders`.
         turned: conditions that were taken the other way before their time → after how many events.
         later_bytes: what passes after the traced steps can take beyond them.
-        notes, branches, selections, is_lower_bound: values of the same fields of the answer.
+        notes, branches, selections, is_lower_bound, error: values of the same fields of the answer.
     """
 
     file: Path
@@ -211,6 +211,7 @@ class ScriptRun:
     branches: tuple[str, ...]
     selections: tuple[str, ...]
     is_lower_bound: bool
+    error: str
     host: HostMemory
 
 
@@ -255,6 +256,7 @@ def result_of_script(run: ScriptRun, call: ScriptCall, with_curve: bool = False)
         selections=run.selections,
         phases=phases,
         is_lower_bound=run.is_lower_bound,
+        error=run.error,
         host=run.host,
     )
 
@@ -279,6 +281,7 @@ def run_script(call: ScriptCall) -> ScriptRun:
         if call.continued is not None:
             call = call.continued(request)
         observer.more_seconds = call.more_seconds
+        known.numbers.makes_up = call.assumptions.makes_up
 
     def assumed() -> Assumptions:
         checkpoint.reach()
@@ -288,6 +291,7 @@ def run_script(call: ScriptCall) -> ScriptRun:
     values = ReadValues(assumed=assumed, best_effort=call.best_effort)
     allocator = AllocatorChoice(call.settings, values.note_once)
     known = KnownValues(values, limited=lambda tensor: observer.device_of(tensor) == GPU)
+    known.numbers.makes_up = call.assumptions.makes_up
     observer = ScriptObserver(
         call.platform,
         known.run,
@@ -302,7 +306,7 @@ def run_script(call: ScriptCall) -> ScriptRun:
 
     def observed(run: Callable[[], None]) -> ScriptRun:
         """Run the script, or a process of it, and return what it has shown."""
-        ended, error_text = "", ""
+        ended = ""
         try:
             run()
             if not observer.loops.has_trained:  # it has come to its end
@@ -313,7 +317,7 @@ def run_script(call: ScriptCall) -> ScriptRun:
             if observer.first is None:
                 raise
             observer.note_running(error)
-            error_text = str(error)
+            observer.error = str(error)
         except DeadlineReached as error:
             stop_alarm()
             observer.note_running(error)
@@ -322,22 +326,22 @@ def run_script(call: ScriptCall) -> ScriptRun:
         except SystemExit as error:
             ended = f"{user_location(error)}: sys.exit({error.code!r})"
             if isinstance(error.__context__, Exception):  # such as of Hydra
-                ended = error_text = fault_sentence(error.__context__)
+                ended = observer.error = fault_sentence(error.__context__)
         except Exception as error:
             if observer.first is None and not observer.loops.left:
-                failure = CodeEndedError if values.branches else ExtractError
+                failure = CodeEndedError if values.sentences else ExtractError
                 raise failure(
                     f"the script cannot be traced: {fault_sentence(error)}{_remedy(error, call)}"
                 ) from error
             observer.note_running(error)
             if not isinstance(error, StopIteration):  # of a loader that has ended early
-                error_text = fault_sentence(error)
-        if error_text:
+                observer.error = fault_sentence(error)
+        if observer.error:
             is_cut = observer.loaders.known or observer.loops.has_trained
             cut = "the trace ends loops and data loaders early; perhaps by that, "
             observer.notes["error"] = (
                 f"{cut if is_cut else ''}an error ended the script, and what follows is not in the answer: "
-                f"{error_text}"
+                f"{observer.error}"
             )
         if observer.loops.has_trained:
             stop_alarm()
@@ -484,6 +488,7 @@ def _shown(
         branches=values.branches,
         selections=tuple(values.selections),
         is_lower_bound=observer.is_lower_bound,
+        error=observer.error,
         host=HostMemory(
             tensor_bytes=tensor_bytes,
             pinned_bytes=pinned_bytes,

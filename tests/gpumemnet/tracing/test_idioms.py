@@ -61,6 +61,10 @@ for i in range(4):
     {lines}
     loss.backward(); optimizer.step(); optimizer.zero_grad()
 """
+DURATIONS = (  # nothing is no duration: convolutions over it are errors
+    "t = torch.arange(x[0].exp().ceil().sum().long(), device='cuda')[None].float(); "
+    "nn.functional.conv1d(t, torch.ones(1, 1, 1, device='cuda'))"
+)
 CONDITIONS = {
     "truth": "if loss: keep = block(256)",
     "comparison": "if x.sum() > 0: keep = block(256)",
@@ -123,6 +127,8 @@ CONDITIONS = {
         "rows = [0] * 4\nrows[i] = loss.detach().cpu().numpy()\n"
         "if i % 2 == 0 and not math.isnan(float(loss)): print('%f' % math.log(loss))"
     ),
+    "durations": f"{DURATIONS}\nkeep = block(256)",
+    "later_durations": f"if i == 3:\n    {DURATIONS}\n    keep = block(256)",
     "skipped_step": "if loss < 1e6: keep = block(256)\nelse: continue",
 }
 MIXTURE = """import torch
