@@ -40,6 +40,7 @@ from gpumemnet.extract.placement import (
 from gpumemnet.extract.sparse_tensors import meta_copy
 from gpumemnet.torch_private import script as names
 from gpumemnet.torch_private.names import (
+    aten,
     dense_parts,
     is_sparse,
     storage_id,
@@ -76,6 +77,11 @@ _HOST_ARRAYS: Final = frozenset({Tensor.numpy, Tensor.tolist, Tensor.__array__})
 _FEW: Final = [(count,) for count in range(1, 17)]
 """The numbers of lists of these shapes are followed, such as a sum and its count."""
 _READS: Final = _HOST_ARRAYS | {Tensor.__bool__, Tensor.item, Tensor.__format__}
+_NUMBERS: Final[dict[Any, Callable[[Any], Any]]] = {
+    Tensor.__float__: float,
+    Tensor.__int__: int,
+    Tensor.__complex__: complex,
+}
 _COMPARES: Final = ("while checking arguments for", "invalid gradient at index")
 """In errors of functions that compare the devices of their arguments."""
 _RANDOM: Final = frozenset(
@@ -195,6 +201,8 @@ class GpuRequests(TorchFunctionMode):
                     return self._values.condition(given)
                 if func is Tensor.item:
                     return self._values.item(given)
+            if is_unknown and func in _NUMBERS and given.is_inference():  # else C++ refuses
+                return _NUMBERS[func](aten._local_scalar_dense.default(given))
             if func in _HOST_ARRAYS and (
                 is_unknown or self._values.is_assumed(given, is_picked=False)
             ):

@@ -234,7 +234,8 @@ def result_of_script(run: ScriptRun, call: ScriptCall, with_curve: bool = False)
         later = [each for each in phases if each.step > first_steps]
         largest = max(later, key=lambda each: each.requested_bytes, default=phases[0])
         more = largest.requested_bytes - answer.requested_bytes
-        if more >= min(MIB, answer.requested_bytes // 100) and sum(whole.rises) < 2:
+        keeps_tensors = grown_bytes(run.timeline) >= MIB and sum(whole.rises) > 1
+        if more >= min(MIB, answer.requested_bytes // 100) and not keeps_tensors:
             peak = peak_of(whole.timeline, whole.timeline.sizes)[1]
             turned = [what for what, event in run.turned.items() if event <= peak][-3:]
             note = (
@@ -455,6 +456,10 @@ def _shown(
     if growth >= MIB and whole is not None and (len(whole.rises) < 2 or sum(whole.rises) > 1):
         values.note_once(
             f"the memory on the GPU grows by {growth / MIB:,.1f} MiB with every step: the script keeps tensors of earlier steps"
+        )
+    elif whole is not None and sum(whole.rises) > 1:
+        values.note_once(
+            "the last steps that were traced each end with more on the GPU than those before: later ones may take more"
         )
     for sentence in () if whole is None else whole.sentences:
         values.note_once(sentence)

@@ -322,7 +322,12 @@ def _longest_and_last(loader: DataLoader[Any]) -> tuple[Sequence[int] | None, Se
         return None, None
     count = len(data)
     # A copy, because some are iterators of their own: Lightning's, when it predicts.
-    batches = [list(batch) for batch in islice(iter(copy(sampler)), count)]
+    batches, drawn = [], 0
+    for batch in islice(iter(copy(sampler)), count):
+        batches.append(list(batch))
+        drawn += len(batches[-1])
+        if drawn >= count:  # a sampler may go on for billions of samples
+            break
     last = batches[-1] if len(batches[-1]) < len(batches[0]) else None
     end, sizes = monotonic() + _SECONDS, {}
     for numbers in (_spread(count, _SAMPLED), _spread(count, _READ)):
