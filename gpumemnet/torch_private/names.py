@@ -15,7 +15,7 @@ from functools import cache, partial, reduce, wraps
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType, FunctionType
+from types import FrameType, FunctionType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Self, TypeGuard
 from unittest.mock import patch
 
@@ -349,11 +349,32 @@ def operator_packet(operator: Any) -> Any:
 
 _CUSTOM_OPERATORS: Final = TorchName("torch._library.custom_ops:OPDEFS")
 """To run operators that do not describe their output."""
+_FAKE_OPERATORS: Final = TorchName("torch._library.simple_registry:singleton")
+_DYNAMIC_SIZES: Final = TorchName("torch._library.fake_impl:set_ctx_getter")
+"""To ask operators for their output whose sizes depend on values."""
 
 
 def python_function(operator: Any) -> Callable[..., Any] | None:
     """The function of an operator that ``torch.library.custom_op`` has made; ``None`` for others."""
     return getattr(_CUSTOM_OPERATORS.value().get(schema(operator).name), "_init_fn", None)
+
+
+def least_sized(operator: Any) -> Callable[..., Any] | None:
+    """What says which output an operator of another library has, each size that depends on values
+    as small as it can be; ``None`` if nothing says that."""
+    kernel = _FAKE_OPERATORS.value().find(schema(operator).name).fake_impl.kernel
+    least = SimpleNamespace(new_dynamic_size=lambda *, min=0, max=None: min)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _DYNAMIC_SIZES.value()(lambda: least):
+            return kernel(*args, **kwargs)
+
+    return None if kernel is None else run
+
+
+def read_number(tensor: torch.Tensor) -> Any:
+    """Read the number of a tensor of one element, by an operator that modes see."""
+    return aten._local_scalar_dense.default(tensor)
 
 
 def without_function_modes() -> AbstractContextManager[object]:

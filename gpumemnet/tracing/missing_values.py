@@ -26,7 +26,7 @@ from gpumemnet.extract.known_layouts import meta_like
 from gpumemnet.extract.placement import NEEDS_VALUES, READS_VALUE_BELOW, MissingValues, one
 from gpumemnet.sandbox.user_code import UnknownValueError, is_user_code
 from gpumemnet.torch_private import script as names
-from gpumemnet.torch_private.names import aten, schema, tree_leaves
+from gpumemnet.torch_private.names import aten, least_sized, schema, tree_leaves
 from gpumemnet.tracing.script.branches import Place, place_of
 
 _CONDITIONS: Final = frozenset({"__bool__", "__contains__"})
@@ -301,6 +301,8 @@ _GUESSES: Final[Mapping[str, _Guess]] = {
 }
 
 
+_OWN: Final = ("aten", "prims")
+"""Where PyTorch's own operators are."""
 _SELECTIONS: Final = frozenset(
     {
         _nonzero,
@@ -329,17 +331,18 @@ def selection_of(operator: Any, share: float) -> Callable[..., tuple[Any, str]] 
     if schema(operator).name in READS_VALUE_BELOW:
         return None
     guess = _GUESSES.get(schema(operator).name)
+    if guess is None and operator.namespace not in _OWN and (sized := least_sized(operator)):
+        return lambda *args, **named: (
+            sized(*args, **named),
+            "was taken to return as little as it can",
+        )
     return partial(guess, share=share) if guess and selects(operator) else guess
 
 
 def guess_of(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Guess | None:
     """Return the guess for an operator, ``None`` if there is none."""
     guess = _GUESSES.get(schema(operator).name)
-    return (
-        guess
-        if guess or operator.namespace in ("aten", "prims")
-        else _foreign(operator, args, kwargs)
-    )
+    return guess if guess or operator.namespace in _OWN else _foreign(operator, args, kwargs)
 
 
 def _foreign(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Guess | None:

@@ -40,9 +40,9 @@ from gpumemnet.extract.placement import (
 from gpumemnet.extract.sparse_tensors import meta_copy
 from gpumemnet.torch_private import script as names
 from gpumemnet.torch_private.names import (
-    aten,
     dense_parts,
     is_sparse,
+    read_number,
     storage_id,
     without_function_modes,
 )
@@ -202,7 +202,7 @@ class GpuRequests(TorchFunctionMode):
                 if func is Tensor.item:
                     return self._values.item(given)
             if is_unknown and func in _NUMBERS and given.is_inference():  # else C++ refuses
-                return _NUMBERS[func](aten._local_scalar_dense.default(given))
+                return _NUMBERS[func](read_number(given))
             if func in _HOST_ARRAYS and (
                 is_unknown or self._values.is_assumed(given, is_picked=False)
             ):

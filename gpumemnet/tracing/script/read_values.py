@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, MutableMapping
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, Final, Self
 
@@ -258,7 +259,8 @@ class ReadValues(MissingValues):
             tensor: on the GPU, or a copy of such a tensor.
             is_lost: whether nothing follows how the copy is used.
         """
-        if tensor.numel() > MAX_VALUES:
+        is_list = function.endswith("tolist")
+        if tensor.numel() > (MAX_VALUES if is_list else 4 * MAX_VALUES):  # zeros take no memory
             raise UnknownValueError(
                 function,
                 f"copies {tensor.numel():,} elements to the host, but a trace computes no values",
@@ -270,7 +272,8 @@ class ReadValues(MissingValues):
         if not number and not tensor.is_meta:
             return tensor
         self.note(f"{function}: values read from the GPU were taken to be {number}")
-        return self.assumed(torch.full(tensor.shape, number, dtype=tensor.dtype))
+        copy = torch.zeros(tensor.shape, dtype=tensor.dtype)
+        return self.assumed(copy.fill_(number) if number else copy)
 
     def assumed(self, tensor: Tensor) -> Tensor:
         """Let conditions on a real tensor be traced both ways; return it."""
@@ -386,8 +389,9 @@ class ReadValues(MissingValues):
         """Return what all elements of ``tensor`` are, if that is known."""
         if tensor.is_meta or func not in _OR | _AND or tensor.dtype != torch.bool:
             return self._truths.get(tensor)
-        with names.unseen():
+        with names.unseen(), suppress(RuntimeError):  # of tensors that torch.vmap computes with
             return True if bool(tensor.all()) else None if bool(tensor.any()) else False
+        return None
 
     def _value_of(self, tensor: Tensor) -> Any:
         """Return the largest number of a real tensor; 0 if it has none."""
