@@ -36,11 +36,8 @@ def main(given: Mapping[str, str]) -> int:
         given: settings of the command line, by name.
     """
     signal.signal(signal.SIGTERM, _leave)
-    given = dict(given)
     try:
-        settings = read_settings(**given)
-        if sys.stderr.isatty() and "log_format" not in settings.model_fields_set:
-            given["log_format"] = "text"
+        read_settings(**given)  # its errors name the options
         # Workers read their settings from the environment.
         os.environ |= {PREFIX + name.upper(): value for name, value in given.items()}
         return _serve(read_settings())
@@ -52,7 +49,7 @@ def main(given: Mapping[str, str]) -> int:
 
 
 def _serve(settings: Settings) -> int:
-    logging.config.dictConfig(log_configuration(settings.log_format, settings.log_level))
+    logging.config.dictConfig(log_configuration(settings.log_level))
     for sentence in unknown_variables(os.environ):
         logger.warning("%s", sentence)
     if not is_compiled():
@@ -108,7 +105,7 @@ def uvicorn_options(settings: Settings) -> dict[str, Any]:
         "http": f"{__package__}.api.admission:LenientProtocol",
         "ws": "none",
         "lifespan": "on",
-        "log_config": log_configuration(settings.log_format, settings.log_level),
+        "log_config": log_configuration(settings.log_level),
         "access_log": False,
         "server_header": False,
         "proxy_headers": False,

@@ -130,9 +130,6 @@ class Settings(BaseSettings):
     log_level: Annotated[
         Literal["critical", "error", "warning", "info", "debug"], BeforeValidator(_lower)
     ] = Field(default="info", description="`critical`, `error`, `warning`, `info` or `debug`")
-    log_format: Annotated[Literal["json", "text"], BeforeValidator(_lower)] = Field(
-        default="json", description="`json` for machines, `text` for people"
-    )
 
     @property
     def has_keys(self) -> bool:

@@ -1,8 +1,8 @@
 """What the service tells its operators: a log line for each event, and the metrics of requests and
 processes.
 
-*Logs* are one line per event on standard error, as JSON or as text, from every source.  Keys and
-bodies are never logged, and control characters are escaped.
+*Logs* are one line of JSON per event on standard error, from every source.  Keys and bodies are never
+logged.
 
 *Metrics* are at ``GET /metrics`` in Prometheus' text format.  One worker counts in memory.  Several
 workers count in shared files (``PROMETHEUS_MULTIPROC_DIR``), and the worker that handles the request
@@ -45,14 +45,6 @@ _EVENT: Final = "gpumemnet_event"
 _MAX_TEXT: Final = 2500
 """Characters of a message: a line of at most 4,096 bytes is not mixed with another worker's
 (POSIX, ``PIPE_BUF``)."""
-_CONTROL: Final = {
-    code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160), 0x2028, 0x2029)
-} | {
-    10: "\\n",
-    13: "\\r",
-    9: "\\t",
-}
-
 _requests = logging.getLogger("gpumemnet.requests")
 
 MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -160,15 +152,7 @@ def _is_alive(pid: int) -> bool:
 
 
 class LineFormatter(logging.Formatter):
-    """Formats a record as one line.
-
-    Args:
-        log_format: ``json`` or ``text``.
-    """
-
-    def __init__(self, log_format: str) -> None:
-        super().__init__()
-        self._is_json = log_format == "json"
+    """Formats a record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line, without its end."""
@@ -189,20 +173,19 @@ class LineFormatter(logging.Formatter):
                 f"{frame.filename.rpartition('/site-packages/')[2][-80:]}:{frame.lineno} {frame.name[:60]}"
                 for frame in reversed(traceback.extract_tb(trace)[-8:])
             ]
-        return orjson.dumps(event).decode() if self._is_json else _text(event)
+        return orjson.dumps(event).decode()
 
 
-def log_configuration(log_format: str, level: str) -> dict[str, Any]:
+def log_configuration(level: str) -> dict[str, Any]:
     """The configuration of ``logging`` for every process of the service.
 
     Args:
-        log_format: ``json`` or ``text``.
         level: name of the lowest level that is written.
     """
     return {
         "version": 1,
         "disable_existing_loggers": False,
-        "formatters": {"line": {"()": LineFormatter, "log_format": log_format}},
+        "formatters": {"line": {"()": LineFormatter}},
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
         "root": {"handlers": ["stderr"], "level": level.upper()},
         # It logs steps that the service logs itself.
@@ -213,10 +196,3 @@ def log_configuration(log_format: str, level: str) -> dict[str, Any]:
 def _short(text: str) -> str:
     text = text.encode("utf-8", "replace").decode()  # lone surrogates, which UTF-8 cannot encode
     return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
-
-
-def _text(event: dict[str, Any]) -> str:
-    fields = dict(event)
-    start = f"{fields.pop('time')} {fields.pop('level'):<8} {fields.pop('message')}"
-    rest = " ".join(f"{name}={value}" for name, value in fields.items())
-    return f"{start} {rest}".rstrip().translate(_CONTROL)

@@ -39,7 +39,6 @@ def test_every_setting_has_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
         "allowed_hosts": ("A.example., 10.0.0.7", frozenset({"a.example", "10.0.0.7"})),
         "database_url": ("off", "off"),
         "log_level": ("WARNING", "warning"),
-        "log_format": ("text", "text"),
     }
     assert wanted.keys() == Settings.model_fields.keys()
     for name, (text, _) in wanted.items():
@@ -66,7 +65,6 @@ def test_an_argument_takes_precedence_even_over_a_bad_variable(
         *(("PORT", value) for value in ("x", "-1", "65536", "8.5")),
         *(("MAX_BODY_BYTES", value) for value in ("1023", "4 MiB")),
         ("LOG_LEVEL", "loud"),
-        ("LOG_FORMAT", "xml"),
     ],
 )
 def test_a_bad_value_is_named_with_its_variable(

@@ -1,4 +1,4 @@
-"""The log: one line an event, as JSON or as text, without keys, bodies and control characters."""
+"""The log: one line of JSON an event, without keys, bodies and control characters."""
 
 import io
 import json
@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from service.api.monitoring import LineFormatter
 from service.api.predictions import Document
-from tests.conftest import RunningService, StartService
+from tests.conftest import RunningService
 from tests.waiting import wait_until
 
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
@@ -63,27 +62,17 @@ def test_each_request_is_a_line_of_json(service: RunningService, job: Document) 
     assert "anything-at-all" not in text
 
 
-def test_text_and_level_are_settings(start_service: StartService) -> None:
-    with start_service(GPUMEMNET_LOG_FORMAT="text") as running:
-        httpx.get(f"{running.url}/healthz")
-        wait_until(lambda: "path=/healthz" in running.log.read_text())
-        first = running.log.read_text().splitlines()[0]
-    assert re.match(rf"{TIME} info     listening on {running.url} ", first)
-
-
 def record(message: str, **options: Any) -> logging.LogRecord:
     return logging.LogRecord("any", logging.WARNING, "file", 1, message, (), **options)
 
 
-@pytest.mark.parametrize("log_format", ["json", "text"])
 @given(message=st.text(max_size=200) | st.just("x" * 10_000) | st.just("\ud800"))
-def test_any_message_is_one_short_line(log_format: str, message: str) -> None:
-    line = LineFormatter(log_format).format(record(message, exc_info=None))
+def test_any_message_is_one_short_line(message: str) -> None:
+    line = LineFormatter().format(record(message, exc_info=None))
     assert "\n" not in line
     assert len(line) < 4096
     assert not re.search(r"[\x00-\x1f]", line)
-    if log_format == "json":
-        assert json.loads(line)["level"] == "warning"
+    assert json.loads(line)["level"] == "warning"
 
 
 def test_a_failure_says_where_it_happened() -> None:
@@ -91,6 +80,6 @@ def test_a_failure_says_where_it_happened() -> None:
         int("x")
     except ValueError:
         failure = record("a request failed", exc_info=sys.exc_info())
-    event = json.loads(LineFormatter("json").format(failure))
+    event = json.loads(LineFormatter().format(failure))
     assert event["error"].startswith("ValueError: invalid literal")
     assert Path(__file__).name in event["where"][0]

@@ -21,7 +21,7 @@ def main() -> None:
     )
     vars(app)["ObservationStore"] = store
     listener = socket.create_server(("127.0.0.1", 0))
-    settings = Settings(database_url=sys.argv[1], port=listener.getsockname()[1], log_format="text")
+    settings = Settings(database_url=sys.argv[1], port=listener.getsockname()[1])
     config = uvicorn.Config(app.create_app(settings), **uvicorn_options(settings))
     uvicorn.Server(config).run(sockets=[listener])
 
