@@ -13,6 +13,10 @@ numbers at which one of them is other than it was so far, and ends with its last
 that was never so in the steps that were traced is taken the other way then, because the run goes on,
 if a later number makes it so.  A position in data, such as ``start`` in ``data[start:end]``, is no such
 counter: the rest of the data would be one batch.
+
+Before the first steps, a loop may wait for so many rounds, as one does that fills a buffer of what an
+agent has met.  After some seconds its conditions on numbers hold whose code leads to ``backward``,
+and those do not that leave code which does.
 """
 
 from __future__ import annotations
@@ -39,6 +43,7 @@ from gpumemnet.tracing.script.whole_run import called_name
 _NAME: Final = "_gpumemnet_rounds"
 _CONDITION: Final = "_gpumemnet_condition"
 _COUNTS: Final = "_gpumemnet_counts"
+_DUE: Final = "_gpumemnet_due"
 _TYPE: Final = "_gpumemnet_type"
 _RISES: Final = 2
 """How often a number has risen from one step to the next that is taken for a counter."""
@@ -182,6 +187,10 @@ class Loops:
         """Whether the script has trained for its first steps, and for as long as is wanted."""
         self.left: dict[str, None] = {}
         """Loops that were left before the first steps."""
+        self._waits = False
+        """Whether a loop has run for long that may train later."""
+        self.hurried: dict[str, None] = {}
+        """Conditions that were decided as they are later, so that such a loop trains."""
 
     def rounds(self, place: str, items: Iterable[Any] = iter(int, 1)) -> Iterator[Any]:
         """Yield the items of a loop, keeping none of them; 0 for a ``while`` loop."""
@@ -222,6 +231,7 @@ class Loops:
                     if self.has_stepped:
                         seconds = _LESS_SECONDS
                     elif spent > seconds and self._may_train(place):
+                        self._waits = True
                         is_inner = loop is not self._running[0]
                         seconds = _MORE_SECONDS if is_inner else _MOST_SECONDS
                     is_over = calm >= _CALM_ROUNDS and spent > seconds
@@ -311,6 +321,12 @@ class Loops:
             return not holds
         return holds
 
+    def due(self, place: str) -> bool:
+        """Whether a condition is as it is later, because the script waits for it to train."""
+        is_due = self._waits and not self.has_stepped and self._may_train(place)
+        self.hurried.update({place: None} if is_due else {})
+        return is_due
+
     def changed(self, tree: ast.Module, path: str) -> ast.Module:
         """Return the code of a file with loops that can be left."""
         for node in ast.walk(tree):
@@ -343,6 +359,7 @@ class Loops:
         setattr(builtins, _NAME, self.rounds)
         setattr(builtins, _CONDITION, self.condition)
         setattr(builtins, _COUNTS, _are_numbers)
+        setattr(builtins, _DUE, self.due)
         setattr(builtins, _TYPE, type_of)
         try:
             with patch.object(SourceFileLoader, "get_code", changed):
@@ -350,6 +367,7 @@ class Loops:
         finally:  # such modules may run again: a plan traces the script's model anew
             setattr(builtins, _NAME, lambda place, *items: items[0] if items else iter(int, 1))
             setattr(builtins, _CONDITION, lambda about, holds_at, _, *values: holds_at(*values))
+            setattr(builtins, _DUE, lambda place: False)
 
 
 class _Changing(ast.NodeTransformer):
@@ -359,6 +377,8 @@ class _Changing(ast.NodeTransformer):
     def __init__(self, file: str, called: defaultdict[str, set[str]]) -> None:
         self._file, self._called = file, called
         self._leaves = self._is_generator = False
+        self._scope = ""
+        """Name of the function, or place of the loop, that a statement is in."""
         self._positions: frozenset[str] = frozenset()
 
     def visit_Module(self, node: ast.Module) -> ast.AST:
@@ -374,18 +394,21 @@ class _Changing(ast.NodeTransformer):
         before, yields = (self._is_generator, self._positions), (ast.Yield, ast.YieldFrom)
         self._is_generator = any(isinstance(each, yields) for each in ast.walk(node))
         self._positions = _positions([node])
-        self.generic_visit(node)
+        with self._within(node.name):
+            self.generic_visit(node)
         self._is_generator, self._positions = before
         return node
 
     def visit_For(self, node: ast.For) -> ast.AST:
         if not self._is_generator:
             node.iter = ast.copy_location(self._rounds(node, node.iter), node.iter)
-        return self.generic_visit(node)
+        with self._within(self._place(node)):
+            return self.generic_visit(node)
 
     def visit_While(self, node: ast.While) -> ast.AST:
-        for each in (node.body, node.orelse):
-            each[:] = map(self.visit, each)
+        with self._within(self._place(node)):
+            for each in (node.body, node.orelse):
+                each[:] = map(self.visit, each)
         names = {getattr(each, "id", "") for each in ast.walk(node.test)}
         if self._is_generator or node.orelse or "len" in names:  # it waits for something's length
             return node
@@ -404,7 +427,16 @@ class _Changing(ast.NodeTransformer):
             and ast.unparse(each) not in ("return True", "return False")
             for each in node.body
         )
+        place = f"{self._file} line {node.lineno} ({ast.unparse(node.test)})"
+        is_amount = _compares_amounts(node.test)
+        leaves = len(node.body) == 1 and isinstance(node.body[0], ast.Return | ast.Continue)
+        inner = (called_name(each) for one in node.body for each in ast.walk(one))
+        self._called[place] |= {self._scope} if leaves else set(inner)
         node.test = self.visit(node.test)
+        if is_amount:
+            due: ast.expr = _call(_DUE, ast.Constant(place))
+            kind, due = (ast.And(), ast.UnaryOp(ast.Not(), due)) if leaves else (ast.Or(), due)
+            node.test = ast.copy_location(ast.BoolOp(kind, [due, node.test]), node.test)
         self._leaves = False
         for each in (node.body, node.orelse):
             each[:] = map(self.visit, each)
@@ -450,9 +482,20 @@ class _Changing(ast.NodeTransformer):
         return ast.copy_location(ast.IfExp(counts, asked, test), test)
 
     def _rounds(self, loop: ast.stmt, *items: ast.expr) -> ast.Call:
-        place = f"{self._file} line {loop.lineno}"
+        place = self._place(loop)
         self._called[place] |= set(map(called_name, ast.walk(loop)))
         return _call(_NAME, ast.Constant(place), *items)
+
+    def _place(self, loop: ast.stmt) -> str:
+        return f"{self._file} line {loop.lineno}"
+
+    @contextmanager
+    def _within(self, scope: str) -> Iterator[None]:
+        before, self._scope = self._scope, scope
+        try:
+            yield
+        finally:
+            self._scope = before
 
 
 class _Renaming(ast.NodeTransformer):
@@ -495,6 +538,15 @@ def _numbers(code: ast.AST) -> Iterator[ast.expr | None]:
                     yield from _numbers(each)
         case _:
             yield None
+
+
+def _compares_amounts(test: ast.expr) -> bool:
+    """Whether a test asks which of two numbers is larger, and calls nothing else."""
+    calls = [each for each in ast.walk(test) if isinstance(each, ast.Call)]
+    orders = ast.Gt | ast.GtE | ast.Lt | ast.LtE
+    return any(isinstance(each, orders) for each in ast.walk(test)) and all(
+        called_name(each) in ("len", "size") for each in calls
+    )
 
 
 def _are_numbers(collection: Any, *values: Any) -> bool:

@@ -473,6 +473,10 @@ def _shown(
             f"before the first steps, loops were left after rounds that took nothing more on the GPU: {', '.join(observer.loops.left)}; "
             "what they gather on the host is less than in the run"
         )
+    if observer.loops.hurried:
+        values.note_once(
+            f"{', '.join(observer.loops.hurried)}: decided as later in the run, because the script gathers for long before it trains"
+        )
     if observer.batch_size is None:
         values.note_once(
             "the batch size is not known, because no module with parameters ran in training; 1 is shown"

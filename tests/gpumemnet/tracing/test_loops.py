@@ -33,6 +33,12 @@ rounds, kept = 0, []
         ("rounds = sum(1 for i in counted() if not run())", 100),
         ("for i in range(100): run(); train(); rounds += 1", 100),
         ("for i in range(100):\n    rounds += 1; run(4); train()\n    if i == 50: enough()", 54),
+        # until then the script gathers, and nothing trains
+        ("for i in range(100):\n    run(); rounds += 1\n    if i > 90: backward(); break", 2),
+        (
+            "for i in range(100):\n    run(); rounds += 1\n    if i < 90: continue\n    backward(); break",
+            2,
+        ),
     ],
 )
 def test_loops_end_that_bring_nothing_new(
@@ -52,6 +58,7 @@ def test_loops_end_that_bring_nothing_new(
         "run": run,
         "train": lambda: setattr(gpu, "steps", gpu.steps + 1),
         "enough": lambda: setattr(watched, "has_trained", True),
+        "backward": lambda: None,
         "i": 0,
     }
     tree = watched.changed(ast.parse(CODE.format(loop=loop)), "train.py")
