@@ -7,8 +7,10 @@ their place.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -40,15 +42,14 @@ METHOD_FILES: Final = tuple(
 """Files of PyTorch with functions of tensors that are written in Python."""
 
 
-RAW_STREAM: Final = TorchName("torch._C:_cuda_getCurrentRawStream", is_created=True)
-ALLOCATOR_STATE: Final = TorchName("torch._C:_cuda_CUDAAllocator_AllocatorState", is_created=True)
-HOST_CACHE: Final = TorchName("torch._C:_host_emptyCache", is_created=True)
-CLEAR_WORKSPACES: Final = TorchName("torch._C:_cuda_clearCublasWorkspaces", is_created=True)
+OF_CUDA_BUILDS: Final = TorchName("torch._C:__getattr__", is_created=True)
+"""To answer for what PyTorch has only where it is built for GPUs."""
+DEVICE_COUNT: Final = TorchName("torch._C:_cuda_getDeviceCount", is_created=True)
 BROADCAST: Final = TorchName("torch._C:_broadcast_coalesced", is_created=True)
 BROADCAST_ONE: Final = TorchName("torch._C:_broadcast", is_created=True)
 SCATTER: Final = TorchName("torch._C:_scatter", is_created=True)
 GATHER: Final = TorchName("torch._C:_gather", is_created=True)
-"""PyTorch has them only where it is built for GPUs."""
+"""To answer with more than an empty value."""
 SCATTER_STREAM: Final = TorchName("torch.nn.parallel._functions:_get_stream")
 OVERRIDES: Final = TorchName("torch.overrides:has_torch_function")
 
@@ -211,6 +212,53 @@ LINK_FILE: Final = TorchName("os:symlink")
 """To remove links to files that are gone."""
 REMOVE: Final = tuple(map(TorchName, ("os:remove", "os:unlink", "shutil:rmtree")))
 """To put back what the script removes."""
+
+
+_EMPTY: Final = {
+    "_int": int, "_bool": bool, "_float": float, "str": str, "bytes": bytes,
+    "tuple": tuple, "list": list, "dict": dict,
+}
+"""Name of a type in PyTorch's stub file → what returns an empty value of it."""
+
+
+def _do_nothing(*args: object, **kwargs: object) -> None:
+    """Take the place of a method."""
+
+
+class Anything:
+    """An object that has all methods, and does nothing."""
+
+    __init__ = _do_nothing
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _do_nothing
+
+
+@cache
+def _cuda_declarations() -> str:
+    sections = Path(TORCH_FOLDER, "_C/__init__.pyi").read_text().split("# Defined in ")
+    return "".join(each for each in sections if each.startswith("torch/csrc/cuda/"))
+
+
+@cache
+def of_cuda_builds(name: str) -> Any:
+    """Return what ``torch._C`` has only where PyTorch is built for CUDA: libraries call functions
+    such as ``_cuda_clearCublasWorkspaces``.  PyTorch's stub file declares them; each returns an empty
+    value of its declared type.
+
+    Raises:
+        AttributeError: the stub file has no such name for CUDA.
+    """
+    declared = rf"^(class|def) {name}\b(?:\([^)]*\) -> (\w+))?"
+    found = re.search(declared, _cuda_declarations(), re.MULTILINE)
+    if found is None:
+        raise AttributeError(f"module 'torch._C' has no attribute {name!r}")
+    if found[1] == "class":
+        return type(name, (Anything,), {})
+    empty = _EMPTY.get(found[2], _do_nothing)
+    return lambda *args, **kwargs: empty()
 
 
 def device_constructors() -> frozenset[Any]:

@@ -2,7 +2,7 @@
 
 The code is changed as it is compiled: each ``for`` and ``while`` asks after a round whether it goes
 on.  Evaluation, generation and steps of an environment repeat thousands of rounds.  Where the last
-ones reached no new peak on the GPU, left nothing there, and trained nothing, the loop is left after
+ones reached no new peak on the GPU, left nothing there, and trained nothing there, the loop is left after
 some seconds; a note says so where that is before the first steps.  A loop that trains is left once
 the script has trained for long enough and its last rounds brought nothing new: what the script does
 after it is traced too, such as an evaluation or another network.
@@ -205,7 +205,9 @@ class Loops:
                 item = next(iterator)
                 loop.given += 1
                 yield item
-                if self._recorder.now() == event or self._is_inside():
+                is_on_host = self._recorder.now() == event
+                trains_nothing = self.has_stepped or self.trained()[0] == steps
+                if (is_on_host and trains_nothing) or self._is_inside():
                     continue
                 top, end = self._recorder.levels_since(event)
                 before = second, steps, made
@@ -216,7 +218,7 @@ class Loops:
                 calm = 0 if is_new else calm + 1
                 self._tops[place], most_bytes = max(top, self._tops[place]), max(end, most_bytes)
                 self._seconds[place] += max(second - before[0], 0)  # a fork begins at 0
-                if steps > before[1]:
+                if steps > before[1] and not is_on_host:
                     self.training.add(place)
                 if made > before[2]:
                     self.making.add(place)
@@ -230,7 +232,7 @@ class Loops:
                     spent, seconds = self._seconds[place], _SECONDS
                     if self.has_stepped:
                         seconds = _LESS_SECONDS
-                    elif spent > seconds and self._may_train(place):
+                    elif spent > seconds and not is_on_host and self._may_train(place):
                         self._waits = True
                         is_inner = loop is not self._running[0]
                         seconds = _MORE_SECONDS if is_inner else _MOST_SECONDS

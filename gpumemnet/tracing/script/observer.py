@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from time import process_time
 from typing import Any, Final
 
 import torch
@@ -91,8 +92,9 @@ def take_from_gpu(optimizer: Optimizer, note: Callable[[str], object]) -> None:
 
 
 _STEPS: Final = 2
-_STEPS_ON_HOST: Final = 10
-"""Optimizer steps after which a script that trains nothing on the GPU is stopped."""
+_SECONDS_ON_HOST: Final = 10.0
+"""CPU time after its first optimizer step after which a script that trains nothing on the GPU is
+stopped: before its training, it may show an optimizer or train something small."""
 _PASSES_ON_HOST: Final = 100
 """The same in backward passes, where there is no optimizer: their loop may wait for a small loss."""
 _PASSES: Final = 4
@@ -154,6 +156,8 @@ class ScriptObserver:
         self._stepping = False
         self._trains_on_gpu = False
         self._passes_on_host = 0
+        self._stepped_at = 0.0
+        """CPU time of the first step."""
         self._has_optimizer = False
         self._held: list[Optimizer] = []
         self.is_lower_bound = False
@@ -204,6 +208,11 @@ class ScriptObserver:
     def has_stepped(self) -> bool:
         """Whether the script has trained on the GPU for one step, or is taken to have."""
         return self._boundaries > 0 and (self._trains_on_gpu or not self._has_optimizer)
+
+    @property
+    def trains_on_host(self) -> bool:
+        """Whether optimizers have stepped on the host alone."""
+        return not self._trains_on_gpu and self._stepped.total() > 0
 
     def end_early(self) -> None:
         """Take the steps so far, because the script has ended."""
@@ -263,7 +272,7 @@ class ScriptObserver:
     def missing(self) -> str:
         """What a script did not do that ended before it had trained enough, as a sentence."""
         steps = self._stepped.total()
-        if steps and not self._trains_on_gpu:
+        if self.trains_on_host:
             return (
                 f"the model never left the CPU: {_counted(steps)} ran there; "
                 "let the script train on the GPU (model.to('cuda')), by its own arguments if it has some"
@@ -645,12 +654,16 @@ class ScriptObserver:
         self._stepping = False
         if self._trained is not None:
             self._trained.stepped(optimizer)
-        self._stepped[id(optimizer)] += 1
+        parameters = parameters_of(optimizer)
         self._trains_on_gpu |= any(  # shards may wait on the host
-            self.device_of(each) == _GPU or hasattr(each, "device_mesh")
-            for each in parameters_of(optimizer)
+            self.device_of(each) == _GPU or hasattr(each, "device_mesh") for each in parameters
         )
-        if not self._trains_on_gpu and self._stepped.total() >= _STEPS_ON_HOST:
+        # Without gradients it trains nothing, such as where a script shows its learning rates.
+        self._stepped[id(optimizer)] += self._trains_on_gpu or any(
+            each.grad is not None for each in parameters
+        )
+        self._stepped_at = self._stepped_at or process_time()
+        if self.trains_on_host and process_time() > self._stepped_at + _SECONDS_ON_HOST:
             raise EnoughSteps
         if self._boundary() is None and self._trains_on_gpu:
             self._boundary = weakref.ref(optimizer)

@@ -336,7 +336,7 @@ def run_script(call: ScriptCall) -> ScriptRun:
                 ) from error
             observer.note_running(error)
             if not isinstance(error, StopIteration):  # of a loader that has ended early
-                observer.error = fault_sentence(error)
+                ended = observer.error = fault_sentence(error)
         if observer.error:
             is_cut = observer.loaders.known or observer.loops.has_trained
             cut = "the trace ends loops and data loaders early; perhaps by that, "
@@ -348,7 +348,7 @@ def run_script(call: ScriptCall) -> ScriptRun:
             stop_alarm()
         if not observer.has_enough_steps:
             # Where a condition is not as usual, it may be why nothing is trained.
-            if observer.loops.left and not observer.has_stepped:
+            if observer.loops.left and not (observer.has_stepped or observer.trains_on_host):
                 observer.take_lower_bound("the script did not train once it had left loops")
             is_bound = observer.is_lower_bound and call.assumptions == USUAL
             if not observer.has_stepped and not is_bound:

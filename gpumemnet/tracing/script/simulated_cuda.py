@@ -105,22 +105,6 @@ class NumberedStream:
         return False
 
 
-class Graph:
-    """A CUDA graph: what it captures runs once, on the stream of its own that PyTorch takes."""
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        pass
-
-    def capture_begin(self, *args: object, **kwargs: object) -> None:
-        """Do nothing."""
-
-    capture_end = instantiate = replay = reset = enable_debug_mode = debug_dump = capture_begin
-
-    def pool(self) -> tuple[int, int]:
-        """A number in place of the pool's."""
-        return 0, 1
-
-
 class Streams:
     """The stream functions of a device's module, such as ``torch.cuda``.
 
@@ -163,13 +147,12 @@ class Streams:
 
 GPU: Final = torch.device("cuda", 0)
 _WITHOUT_EFFECT: Final = (
-    *("synchronize", "set_device", "init", "manual_seed", "manual_seed_all", "ipc_collect"),
+    *("synchronize", "set_device", "init", "manual_seed", "manual_seed_all"),
     *("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"),
     *("reset_accumulated_memory_stats", "seed", "seed_all", "set_rng_state", "set_rng_state_all"),
-    *("memory._record_memory_history", "memory._dump_snapshot"),
+    "memory._dump_snapshot",
     *("nvtx.range_push", "nvtx.range_pop", "nvtx.mark", "nvtx.range_start", "nvtx.range_end"),
-    *("profiler.start", "profiler.stop", "check_error", "set_sync_debug_mode", "_sleep"),
-    *("reset_peak_host_memory_stats", "reset_accumulated_host_memory_stats"),
+    *("profiler.start", "profiler.stop", "check_error"),
 )
 _AMOUNTS: Final = (
     *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
@@ -290,7 +273,7 @@ def cuda_functions(
         "initial_seed": 0,
         "list_gpu_processes": "no processes are known",
         **dict.fromkeys(("utilization", "temperature", "power_draw", "clock_rate"), 0),
-        **dict.fromkeys(("memory_usage", "get_sync_debug_mode", "current_blas_handle"), 0),
+        "memory_usage": 0,
         "get_per_process_memory_fraction": 1.0,
         "memory_snapshot": [],
         "memory._snapshot": {"segments": [], "device_traces": []},
@@ -316,8 +299,10 @@ def cuda_functions(
         "device_of": _SameDevice,
         "_compile_kernel": lambda *source, **options: kernel,
         "_DeviceGuard": _SameDevice,
-        "CUDAGraph": Graph,
-        "graphs.CUDAGraph": Graph,
+        **dict.fromkeys(
+            ("CUDAGraph", "graphs.CUDAGraph", "MemPool", "memory.MemPool"), names.Anything
+        ),
+        **dict.fromkeys(("use_mem_pool", "memory.use_mem_pool"), _SameDevice),
         "graph_pool_handle": always((0, 1)),
     }
     functions |= {name: getattr(streams, name) for name in _STREAMS}
@@ -355,10 +340,7 @@ def cuda_functions(
     )
     return [
         *((TorchName(path), function) for path, function in named.items()),
-        (names.RAW_STREAM, lambda device: 0),
-        (names.ALLOCATOR_STATE, object),
-        (names.HOST_CACHE, always(None)),
-        (names.CLEAR_WORKSPACES, always(None)),
+        (names.DEVICE_COUNT, always(count)),
         # Of torch.nn.parallel: the first GPU keeps what it has.
         (names.BROADCAST, lambda tensors, devices, _: [list(tensors) for _ in devices]),
         (names.BROADCAST_ONE, lambda tensor, devices: [tensor.to(GPU)] * len(devices)),
@@ -372,6 +354,7 @@ def cuda_functions(
         (names.GATHER, lambda tensors, dimension, _: torch.cat(list(tensors), dimension)),
         (names.SCATTER_STREAM, streams.current_stream),
         (names.OVERRIDES, overrides),
+        (names.OF_CUDA_BUILDS, names.of_cuda_builds),
     ]
 
 

@@ -70,7 +70,7 @@ def test_checkpointing_compile_fused_and_saving() -> None:
 @pytest.mark.parametrize(
     ("script", "sentence"),
     [
-        ("cpu_only", "the model never left the CPU: 10 optimizer steps ran there"),
+        ("cpu_only", "the model never left the CPU: 100 optimizer steps ran there"),
         (
             "shapes",
             "shapes.py line 10: aten.repeat_interleave has an output whose shape depends on values",
@@ -122,6 +122,27 @@ def test_scripts_that_do_not_train(text: str, sentence: str, tmp_path: Path) -> 
     assert sentence in traced(script)
 
 
+TOY = """
+import torch
+from torch import nn
+small = nn.Linear(8, 1)
+shown, optimizer = (torch.optim.SGD(small.parameters(), lr=0.1) for _ in range(2))
+rates = [[shown.step() or 0 for _ in range(1000)] for _ in range(2)]  # nothing is trained
+assert torch.tensor(rates).shape == (2, 1000)
+for _ in range(10**6):
+    small(torch.rand(4, 8)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_what_is_trained_on_the_host_before_the_model(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TOY + BEGIN + TRAIN)
+    answer = traced(script)
+    assert answer["parts"]["parameter"] == 4 * (64 + 8)
+    assert any("loops were left" in note and "line 8" in note for note in answer["notes"])
+
+
 def test_parameters_are_halved_that_are_trained_by_hand(tmp_path: Path) -> None:
     script = tmp_path / "by_hand.py"
     script.write_text(
@@ -157,6 +178,8 @@ def test_the_gpu_is_answered_for(tmp_path: Path) -> None:
         "assert torch.cuda.get_device_capability() == (8, 0)\n"
         "assert torch.version.cuda.split('.') and torch.backends.cudnn.version() and torch.backends.cudnn.is_available()\n"
         "with torch.cuda.profiler.profile(): torch.cuda.set_per_process_memory_fraction(0.5)\n"
+        "assert (torch._C._cuda_getDeviceCount(), torch.cuda.get_sync_debug_mode(), torch._C._nccl_version_suffix()) == (1, 0, b'')\n"
+        "assert torch._C._cuda_clearCublasWorkspaces() is None and not hasattr(torch._C, '_cuda_setRNGState')\n"
         "assert torch.cuda.memory_stats()['segment.all.peak'] == 0 and torch.cuda.default_generators[0]\n"
         "layer = nn.Linear(1024, 1024).to('cuda')\n"
         "assert next(layer.parameters()).is_cuda and next(layer.parameters()).device == torch.device('cuda', 0)\n"

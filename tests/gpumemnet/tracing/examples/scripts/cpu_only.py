@@ -5,6 +5,6 @@ from torch import nn
 
 model = nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(100_000):
+for _ in range(100):
     model(torch.rand(4, 8)).sum().backward()
     optimizer.step()
