@@ -215,8 +215,14 @@ REMOVE: Final = tuple(map(TorchName, ("os:remove", "os:unlink", "shutil:rmtree")
 
 
 _EMPTY: Final = {
-    "_int": int, "_bool": bool, "_float": float, "str": str, "bytes": bytes,
-    "tuple": tuple, "list": list, "dict": dict,
+    "_int": int,
+    "_bool": bool,
+    "_float": float,
+    "str": str,
+    "bytes": bytes,
+    "tuple": tuple,
+    "list": list,
+    "dict": dict,
 }
 """Name of a type in PyTorch's stub file → what returns an empty value of it."""
 

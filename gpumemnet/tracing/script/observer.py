@@ -38,6 +38,7 @@ from gpumemnet.torch_private.names import (
     replaced,
     storage_id,
     storage_of,
+    without_function_modes,
 )
 from gpumemnet.torch_private.script import BACKWARD, DECORATE, GRADIENTS, MODULE_CALL, OPTIMIZER
 from gpumemnet.torch_private.training import fill_history
@@ -157,7 +158,7 @@ class ScriptObserver:
         self._trains_on_gpu = False
         self._passes_on_host = 0
         self._stepped_at = 0.0
-        """CPU time of the first step."""
+        """CPU time of the first step on the host."""
         self._has_optimizer = False
         self._held: list[Optimizer] = []
         self.is_lower_bound = False
@@ -655,16 +656,18 @@ class ScriptObserver:
         if self._trained is not None:
             self._trained.stepped(optimizer)
         parameters = parameters_of(optimizer)
-        self._trains_on_gpu |= any(  # shards may wait on the host
-            self.device_of(each) == _GPU or hasattr(each, "device_mesh") for each in parameters
-        )
-        # Without gradients it trains nothing, such as where a script shows its learning rates.
-        self._stepped[id(optimizer)] += self._trains_on_gpu or any(
-            each.grad is not None for each in parameters
-        )
-        self._stepped_at = self._stepped_at or process_time()
-        if self.trains_on_host and process_time() > self._stepped_at + _SECONDS_ON_HOST:
-            raise EnoughSteps
+        with without_function_modes():  # which take time
+            self._trains_on_gpu |= any(  # shards may wait on the host
+                self.device_of(each) == _GPU or hasattr(each, "device_mesh") for each in parameters
+            )
+            # Without gradients it trains nothing, such as where a script shows its learning rates.
+            self._stepped[id(optimizer)] += self._trains_on_gpu or any(
+                each.grad is not None for each in parameters
+            )
+        if self.trains_on_host:
+            self._stepped_at = self._stepped_at or process_time()
+            if process_time() > self._stepped_at + _SECONDS_ON_HOST:
+                raise EnoughSteps
         if self._boundary() is None and self._trains_on_gpu:
             self._boundary = weakref.ref(optimizer)
         if optimizer is self._boundary() and self._started:
