@@ -2,7 +2,7 @@
 
 Until all parts are complete they lie in a hidden folder, so that a killed run can resume.  The
 folder's name contains a hash of everything that the answers depend on: the state of the inputs, the
-models and the options.  Its manifest lists the finished parts, a line each.
+models and the options.  A finished part has a file of its counts, which is written last.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gpumemnet.errors import DatasetError, InvalidRequestError, first_line
 from gpumemnet.job.job_files import JobFile, is_url, local_path
 from gpumemnet.job.table_reader import CHUNK_ROWS
 
-_VERSION: Final = 2
+_VERSION: Final = 3
 """Version of the form of parts; increase it when the form changes."""
 
 
@@ -63,40 +63,27 @@ class PartFiles:
     def __init__(self, folder: Path, output_format: str) -> None:
         self.folder = folder
         self.output_format = output_format
-        self._manifest = folder / "manifest.jsonl"
 
     def finished(self) -> dict[str, Tally]:
         """Name → counts of each finished part."""
-        tallies = {}
-        with suppress(FileNotFoundError):
-            for line in self._manifest.read_text().splitlines():
-                with suppress(ValueError, TypeError):  # a power cut may leave half a line
-                    entry = json.loads(line)
-                    name = entry.pop("part")
-                    tallies[name] = Tally(**entry)
-        return tallies
+        counts = self.folder.glob("*.counts.json")
+        return {path.name.split(".")[0]: Tally(**json.loads(path.read_bytes())) for path in counts}
 
     def keep(self, part: Part, answers: Answers) -> Tally:
-        """Stores the answers and the rejected rows of a part; then its line in the manifest."""
+        """Stores the answers and the rejected rows of a part; then its counts."""
         tally = Tally(
             part.row_count,
             sum(map(len, answers.batches)),
             sum(len(each) - each.column("in_support").true_count for each in answers.batches),
             len(answers.rejected),
         )
-        entry = json.dumps({"part": part.name, **asdict(tally)}) + "\n"
         with no_room(self.folder):
             replace_file(self.answers(part), encode(answers.batches, self.output_format))
             if answers.rejected:
                 lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in answers.rejected]
                 replace_file(self.rejected(part), "".join(lines).encode())
-            # Several processes append; one short write to the end of a file is never divided.
-            descriptor = os.open(self._manifest, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-            try:
-                os.write(descriptor, entry.encode())
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            counts = json.dumps(asdict(tally)).encode()
+            replace_file(self.folder / f"{part.name}.counts.json", counts)
         return tally
 
     def answers(self, part: Part) -> Path:

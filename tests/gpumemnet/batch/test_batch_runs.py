@@ -3,7 +3,6 @@ are the same to the byte."""
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import signal
@@ -42,11 +41,10 @@ def start(jobs: Path, out: Path, *options: str) -> subprocess.Popen[str]:
 
 
 def finished(out: Path) -> list[Path]:
-    """The files of the parts in the manifest."""
+    """The files of the parts that are finished."""
     return [
-        path.with_name(f"{json.loads(line)['part']}{out.suffix}")
-        for path in out.parent.glob(f".{out.name}.parts-*/manifest.jsonl")
-        for line in path.read_text().splitlines()
+        path.with_name(path.name.replace(".counts.json", out.suffix))
+        for path in out.parent.glob(f".{out.name}.parts-*/*.counts.json")
     ]
 
 
@@ -72,8 +70,6 @@ def test_a_killed_run_goes_on_and_ends_the_same(tmp_path: Path, whole: tuple[Pat
     assert len(kept) >= 3
     folder = next(iter(kept)).parent
     (folder / ".staging-77").write_bytes(b"half of a part")
-    with (folder / "manifest.jsonl").open("a") as manifest:
-        manifest.write('{"part": "00000-0000')  # as a power cut leaves it
     deadline = time.monotonic() + 300  # its workers notice that their parent has died, and end
     while _is_alive(process.pid) and time.monotonic() < deadline:
         time.sleep(0.02)
