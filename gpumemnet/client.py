@@ -265,22 +265,6 @@ class Client:
             members["observed_at"] = observed["observed_at"].isoformat()
         return self._ask("/v1/observations", lambda document: {**document}, _given(members))
 
-    def gpus(self) -> list[dict[str, Any]]:
-        """The GPUs that the service knows, with their MIG profiles.
-
-        Raises:
-            ServiceError: as :meth:`predict`.
-        """
-        return self._ask("/v1/gpus", lambda document: list(document["gpus"]))
-
-    def models(self) -> list[dict[str, Any]]:
-        """The models that the service has loaded, with their cards.
-
-        Raises:
-            ServiceError: as :meth:`predict`.
-        """
-        return self._ask("/v1/models", lambda document: list(document["models"]))
-
     def health(self) -> tuple[str, ...]:
         """The families of jobs that the service is ready to answer for.
 
