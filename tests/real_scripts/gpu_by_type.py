@@ -12,6 +12,7 @@ assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
 torch.set_default_tensor_type("torch.cuda.FloatTensor")
 model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 10))
 model[0].weight.data = torch.randn(512, 256)
+assert torch.Tensor([1.0, 2.0], device=model[0].weight.device).is_cuda
 optimizer = torch.optim.Adam(
     model.parameters(), lr=torch.tensor(1e-3, device="cuda"), capturable=True
 )

@@ -130,9 +130,12 @@ class GpuRequests(TorchFunctionMode):
         self.set_default_device(GPU if folder == "torch.cuda" else None)
         self._is_default_type = self.default_device == GPU
 
-    def of_default_type(self, tensor: Tensor) -> Tensor:
+    def of_default_type(self, make: Callable[..., Tensor], **named: Any) -> Tensor:
         """Put what ``torch.Tensor(…)`` makes where the default type of tensors is."""
-        return tensor.to(GPU) if self._is_default_type else tensor
+        if not self._is_default_type:
+            return make(**named)
+        named.pop("device", None)  # that of the type
+        return make(**named).to(GPU)
 
     def __torch_function__(
         self,

@@ -150,6 +150,12 @@ class _Running:
                 yield self.numbers[index]
 
 
+class _Nowhere:
+    """Stands for the loops in what a script pickles."""
+
+    condition = due = rounds = None
+
+
 class Loops:
     """The loops of a running script.
 
@@ -192,6 +198,9 @@ class Loops:
         self.hurried: dict[str, None] = {}
         """Conditions that were decided as they are later, so that such a loop trains."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Nowhere, ()  # datasets hashes functions with what they name
+
     def rounds(self, place: str, items: Iterable[Any] = iter(int, 1)) -> Iterator[Any]:
         """Yield the items of a loop, keeping none of them; 0 for a ``while`` loop."""
         iterator, calm, most_bytes = iter(items), 0, 0
@@ -202,9 +211,8 @@ class Loops:
         try:
             while True:
                 has_trained = self.has_trained  # a last round takes conditions on counters
-                item = next(iterator)
                 loop.given += 1
-                yield item
+                yield next(iterator)  # no name: enumerate would keep the first pair
                 is_on_host = self._recorder.now() == event
                 trains_nothing = self.has_stepped or self.trained()[0] == steps
                 if (is_on_host and trains_nothing) or self._is_inside():

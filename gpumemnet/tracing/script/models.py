@@ -123,7 +123,8 @@ class SampleCount:
         if is_model:
             self._inner = None
         if is_model and has_parameters and size is not None:
-            self._by_model.setdefault(weakref.ref(module), size)
+            reference = weakref.ref(module)  # an agent acts on one sample before it trains
+            self._by_model[reference] = max(size, self._by_model.get(reference, 0))
 
     def _is_batch(self, size: int) -> bool:
         return size == self._second_dimension or size in self._of_loaders

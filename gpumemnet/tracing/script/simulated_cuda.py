@@ -389,23 +389,21 @@ def cuda_tensor_types() -> list[tuple[TorchName, object]]:
     ]
 
 
-def tensor_new(
-    make: Callable[..., Tensor], placed: Callable[[Tensor], Tensor]
-) -> Callable[..., Tensor]:
+def tensor_new(make: Callable[..., Tensor], placed: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return what replaces ``Tensor.__new__``, which cannot make a subclass from a tensor within
     modes.
 
     Args:
         make: ``Tensor.__new__``.
-        placed: moves a plain tensor to where the default type of tensors is.
+        placed: makes a plain tensor where the default type of tensors is.
     """
 
     @wraps(make)  # Dynamo compares signatures, and this one has none
     def new(kind: type[Tensor], *args: Any, **named: Any) -> Tensor:
         if kind is not Tensor and len(args) == 1 and isinstance(args[0], Tensor):
             return args[0].as_subclass(kind)
-        made = make(kind, *args, **named)
-        return placed(made) if kind is Tensor else made
+        made = partial(make, kind, *args)
+        return placed(made, **named) if kind is Tensor else made(**named)
 
     return new
 

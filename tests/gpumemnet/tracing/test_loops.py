@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import weakref
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -33,6 +34,12 @@ rounds, kept = 0, []
         ("rounds = sum(1 for i in counted() if not run())", 100),
         ("for i in range(100): run(); train(); rounds += 1", 100),
         ("for i in range(100):\n    rounds += 1; run(4); train()\n    if i == 50: enough()", 54),
+        # the first batch is not kept
+        (
+            "for i, x in enumerate(Batch() for _ in range(3)):\n"
+            "    kept.append(ref(x)); rounds += kept[0]() is not None; del x",
+            1,
+        ),
         # until then the script gathers, and nothing trains
         ("for i in range(100):\n    run(); rounds += 1\n    if i > 90: backward(); break", 2),
         (
@@ -59,6 +66,8 @@ def test_loops_end_that_bring_nothing_new(
         "train": lambda: setattr(gpu, "steps", gpu.steps + 1),
         "enough": lambda: setattr(watched, "has_trained", True),
         "backward": lambda: None,
+        "Batch": type("Batch", (), {}),
+        "ref": weakref.ref,
         "i": 0,
     }
     tree = watched.changed(ast.parse(CODE.format(loop=loop)), "train.py")
