@@ -296,12 +296,8 @@ def retrain(
     finally:
         process.kill()
     if process.returncode:
-        report = [
-            line
-            for path in folder.glob("work/runs/*/report.md")
-            for line in path.read_text("utf-8").splitlines()
-        ]
-        reasons = "\n".join(line for line in report if line.startswith(("## ", "* ")))
+        reports = folder.glob("work/runs/*/report.json")
+        reasons = [json.loads(path.read_text("utf-8"))["reasons"] for path in reports]
         raise StepFailedError(
             f"the retraining ended with {process.returncode} instead of 0:\n{log.read_text()}{reasons}"
         )

@@ -50,7 +50,7 @@ def log_retraining(report: Path, uri: str, registry: Registry | None) -> str:
     """Log a retraining's run, and let the aliases be what they are in the registry.
 
     Args:
-        report: the report that ``gpumemnet retrain`` names; its JSON stands beside it.
+        report: the report that ``gpumemnet retrain`` names.
         uri: address of the store: an SQLite file or a server.
         registry: the registry; ``None`` after a dry run.
 
@@ -59,7 +59,7 @@ def log_retraining(report: Path, uri: str, registry: Registry | None) -> str:
     """
     from mlflow import MlflowClient
 
-    document = json.loads(report.with_suffix(".json").read_text("utf-8"))
+    document = json.loads(report.read_text("utf-8"))
     client = MlflowClient(tracking_uri=uri, registry_uri=uri)
     experiment = _experiment(client, uri)
     run = _run(client, experiment, RUN_TAG, document["run"], report.parent.name)
@@ -105,8 +105,7 @@ def _log(client: Any, run: str, report: Path, document: dict[str, Any]) -> None:
         metrics=[Metric(*one, 0, 0) for one in [*metrics.items()][:_MOST_METRICS]],
         params=[Param(_name(name), str(text)[:_MOST_TEXT]) for name, text in params.items()],
     )
-    for path in (report.with_suffix(".md"), report.with_suffix(".json")):
-        client.log_artifact(run, str(path))
+    client.log_artifact(run, str(report))
     client.set_terminated(run, "FINISHED")
 
 

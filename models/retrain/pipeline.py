@@ -39,7 +39,7 @@ from .judging import (
     missing_comparison_data,
     newest_training_observation,
 )
-from .release import Outcome, Request, RetrainingError, put_into_service, write_report
+from .release import Outcome, Request, RetrainingError, put_into_service
 
 FEWEST_ROWS: Final = 120
 """Fewest training rows of a candidate; a bound at 99 % needs 99."""
@@ -68,17 +68,17 @@ def retrain(request: Request, progress: Progress = lambda what, share: None) -> 
         chosen = (len(request.datasets), request.encoders, request.seed, request.epochs)
         champion_hashes = [bundle.sha256 for bundle in bundles]
         key = content_hash(files, champion_hashes, chosen, code_hash(), asdict(RULE))
-        folder = request.work / "runs" / key[:12]
-        document = _finished_report(folder / "report.json", request.work)
+        report = request.work / "runs" / key[:12] / "report.json"
+        document = _finished_report(report, request.work)
         if document is None:
-            document = _Retraining(request, bundles, hashes, key, progress).document()
-            folder.mkdir(parents=True, exist_ok=True)
+            made = _Retraining(request, bundles, hashes, key, progress).document()
+            document = {"champion": champion, **made}
+            report.parent.mkdir(parents=True, exist_ok=True)
             text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
-            replace_file(folder / "report.json", text.encode() + b"\n")
+            replace_file(report, text.encode() + b"\n")
         else:
             progress("nothing has changed since this report was made", 1.0)
         document["champion"] = champion  # the same models may have another name now
-        report = write_report(folder / "report.md", document)
         try:
             return put_into_service(request, document, report, champion)
         except BundleError as error:  # the registry could be read before

@@ -1,5 +1,4 @@
-"""Puts accepted models into the registry: bundles, release with its lineage, alias; and reports the
-result.
+"""Puts accepted models into the registry: bundles, release with its lineage, alias.
 
 The release's name comes from the hash of the run, so a run that was killed between two of these
 steps finds what it made.
@@ -12,12 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import RegistryError, UnknownReleaseError
 from gpumemnet.predict.bundle_card import ENCODERS
 from gpumemnet.site.releases import Aliases, Change, Registry
-
-from .gate import MEASURES
 
 MADE_BY = "models retrain"
 
@@ -172,8 +168,8 @@ class Outcome:
         exit_code: of the command.
         sentence: for people.
         release: the release that was made, or would have been.
-        report: the report in Markdown.
-        document: the report as data.
+        report: its report, a JSON file.
+        document: the report.
     """
 
     exit_code: int
@@ -181,57 +177,3 @@ class Outcome:
     release: str | None
     report: Path
     document: dict[str, Any]
-
-
-_HEADINGS: Final = ("part", "jobs", *MEASURES)
-
-
-def write_report(path: Path, document: dict[str, Any]) -> Path:
-    """Write the Markdown of ``document`` to ``path``, unless the file has it already."""
-    content = markdown(document).encode()
-    if not path.is_file() or path.read_bytes() != content:
-        replace_file(path, content)
-    return path
-
-
-def markdown(document: dict[str, Any]) -> str:
-    """The report."""
-    names = ", ".join(candidate["name"] for candidate in document["candidates"])
-    found = f"Better: {names}" if document["promote"] else "No candidate is better"
-    rows = ", ".join(
-        f"{count:,} {name.replace('_', ' ')}" for name, count in document["rows"].items() if count
-    )
-    lines = ["# Retraining", "", f"Champion: {document['champion']}. {found}."]
-    code = document["code"]
-    lines.append(
-        f"Run {document['run'][:12]}, seed {document['seed']}, gpumemnet {code['gpumemnet']}, code {code['sha256'][:12]}."
-    )
-    lines += ["", "## Files", "", "| file | sha256 | rows | used |", "| --- | --- | ---: | ---: |"]
-    lines += [
-        f"| {file['name']} | {file['sha256'][:12]} | {file['rows']:,} | {file['used']:,} |"
-        for file in document["files"]
-    ]
-    if document["refused"]:
-        lines += ["", "Not used:", ""]
-        lines += [
-            f"* {refused['file']}: {refused['rows']:,} rows: {refused['reason']}"
-            for refused in document["refused"]
-        ]
-    lines += ["", "## Verdict", "", f"{rows or 'No'} rows.", ""]
-    lines += [f"* {reason}" for reason in document["reasons"]]
-    if document["parts"]:
-        lines += ["", f"| {' | '.join(_HEADINGS)} |", f"| --- |{' ---: |' * (len(_HEADINGS) - 1)}"]
-    for part in document["parts"]:
-        cells = [f"{part['name']}{'' if part['decides'] else ' (guard)'}", f"{part['rows']:,}"]
-        for measure in MEASURES:
-            one = part["measures"][measure]
-            losses = f"{one['champion']:.2%} → {one['candidate']:.2%}"
-            cells.append(f"{losses} ({one['p_not_better']:.3f})")
-        lines.append(f"| {' | '.join(cells)} |")
-    lines += [
-        "",
-        "Each measure: the champion's mean loss → the candidate's; in brackets the p-value of the",
-        "improvement. Error in log-bytes, waste as a share of the memory, the others as shares of the jobs.",
-        "",
-    ]
-    return "\n".join(lines)

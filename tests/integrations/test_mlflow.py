@@ -91,7 +91,7 @@ def place(site: Path, empty_store: Path, tmp_path: Path) -> Path:
 def log(place: Path, *more: str, uri: str = "") -> subprocess.CompletedProcess[str]:
     """Logs the newest report there."""
     report = max(
-        (place / "work" / "runs").glob("*/report.md"), key=lambda each: each.stat().st_mtime_ns
+        (place / "work" / "runs").glob("*/report.json"), key=lambda each: each.stat().st_mtime_ns
     )
     command = (
         sys.executable,
@@ -147,7 +147,7 @@ def test_a_promotion_is_a_run_and_a_version_with_the_alias(site: Path, place: Pa
     assert figures["candidate"] < figures["champion"]
 
     artifacts = place / "mlflow-artifacts" / run.info.run_id / "artifacts"
-    assert (artifacts / "report.md").read_text("utf-8").startswith("# Retraining")
+    assert json.loads((artifacts / "report.json").read_text("utf-8"))["promote"]
     assert json.loads((artifacts / "release" / "release.json").read_text("utf-8"))["lineage"]
     bundles = [load_bundle(folder) for folder in (artifacts / "release" / "bundles").iterdir()]
     stored = Registry(place / "registry").release(release).bundles

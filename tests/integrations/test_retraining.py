@@ -27,7 +27,7 @@ case "$2 $3" in
   "gpumemnet observations") echo "${EXPORTED:-30} observations in site.parquet; 0 left out"; exit "${EXPORT:-0}" ;;
   "gpumemnet drift") echo "drift has spoken"; exit "${DRIFT:-10}" ;;
   "gpumemnet releases") echo "champion retrain-abc" ;;
-  "gpumemnet retrain") echo "  0% reading" >&2; echo "the models have spoken"; echo "report: $PWD/runs/abc/report.md"
+  "gpumemnet retrain") echo "  0% reading" >&2; echo "the models have spoken"; echo "report: $PWD/runs/abc/report.json"
     while [ -e "${HOLD:-/nowhere}" ]; do sleep 0.05; done
     exit "${RETRAIN:-0}" ;;
 esac
@@ -98,7 +98,7 @@ def turn(tmp_path: Path) -> Turn:
 @pytest.mark.parametrize(
     ("codes", "code", "calls", "words"),
     [
-        ({}, 0, 3, r"the models have spoken \(report: .*/work folder/runs/abc/report.md\)"),
+        ({}, 0, 3, r"the models have spoken \(report: .*/work folder/runs/abc/report.json\)"),
         ({"RETRAIN": "10"}, 10, 3, "drift, and the models have spoken"),
         ({"RETRAIN": "2"}, 2, 3, "retraining: something to mend"),
         ({"RETRAIN": "1"}, 1, 3, "retraining: failed with exit code 1; the champion is as it was"),
@@ -222,7 +222,7 @@ def test_a_turn_of_the_true_commands_from_the_environment_of_cron(
         " 10 drift, and 18 rows to train on are too few: 120 are needed: shipped stays champion"
     )
     assert "gpumemnet_drift_due 1.0" in metrics.read_text()
-    (report,) = turn.work.glob("runs/*/report.md")
+    (report,) = turn.work.glob("runs/*/report.json")
     assert "too few" in report.read_text()
 
 

@@ -122,10 +122,13 @@ def test_nothing_changed_is_noticed_before_any_training(promotion: Promotion) ->
 
 
 def test_the_report_says_what_was_judged(promotion: Promotion) -> None:
-    path = promotion.site.work / "runs" / promotion.release.removeprefix("retrain-") / "report.md"
-    text = path.read_text("utf-8")
-    assert "| mlp, newest observations | 40 |" in text
-    assert json.loads(path.with_suffix(".json").read_text("utf-8"))["promote"]
+    run = promotion.release.removeprefix("retrain-")
+    path = promotion.site.work / "runs" / run / "report.json"
+    document = json.loads(path.read_text("utf-8"))
+    assert document["promote"]
+    assert {part["name"]: part["rows"] for part in document["parts"]}[
+        "mlp, newest observations"
+    ] == 40
 
 
 def test_a_withdrawn_release_is_not_promoted_again_and_a_dry_run_says_so(
@@ -254,8 +257,8 @@ def test_the_champion_s_training_data_is_read_first(site: Site, tmp_path: Path) 
     wrong = dataset(tmp_path / "wrong.parquet", rows)
     status, said = site.run("--dataset", wrong, "--dataset", site.base, base=False)
     assert status == 10
-    text = report_of(said).read_text("utf-8")
-    assert "| 160 | 160 |" in text
+    files = json.loads(report_of(said).read_text("utf-8"))["files"]
+    assert (160, 160) in [(file["rows"], file["used"]) for file in files]
 
 
 def test_a_truncated_file_is_one_sentence(site: Site, tmp_path: Path) -> None:
@@ -275,7 +278,9 @@ def test_an_empty_dataset_is_an_error_only_when_it_is_alone(site: Site, tmp_path
     assert "empty.parquet: no row to learn from" in said
     status, said = site.run("--dataset", empty)
     assert status == 10
-    assert "empty.parquet: 0 rows: holds no row" in report_of(said).read_text("utf-8")
+    [refusal] = json.loads(report_of(said).read_text("utf-8"))["refused"]
+    assert (refusal["file"], refusal["rows"]) == ("empty.parquet", 0)
+    assert "holds no row" in refusal["reason"]
 
 
 def test_a_missing_file_is_one_sentence(site: Site, tmp_path: Path) -> None:
