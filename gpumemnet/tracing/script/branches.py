@@ -26,7 +26,7 @@ from types import CodeType, FrameType
 from typing import Final
 
 from gpumemnet.errors import CodeEndedError, ExtractError
-from gpumemnet.sandbox.user_code import place_text
+from gpumemnet.sandbox.user_code import is_user_code, place_text
 from gpumemnet.tracing.result import TraceAnswer
 from gpumemnet.units import MIB
 
@@ -116,6 +116,20 @@ def asks_once(frame: FrameType) -> bool:
         if isinstance(parent, ast.Try):
             return False
     return True
+
+
+def is_guarded(frame: FrameType | None) -> bool:
+    """Whether an error that ``frame`` raises is handled by code of the user's."""
+    while frame is not None:
+        if is_user_code(frame.f_code.co_filename):
+            node, parents = _node(frame.f_code, frame.f_lasti)
+            if node is not None and any(
+                isinstance(each, ast.Try) and each.handlers for each in _ancestors(node, parents)
+            ):
+                return True
+        is_script = frame.f_globals.get("__name__") == "__main__"
+        frame = None if is_script and frame.f_code.co_name == "<module>" else frame.f_back
+    return False
 
 
 @cache

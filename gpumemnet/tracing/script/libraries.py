@@ -17,6 +17,7 @@ from copy import copy
 from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
+from inspect import signature
 from linecache import getlines
 from operator import le
 from types import FrameType, ModuleType, SimpleNamespace
@@ -28,6 +29,13 @@ import torch
 from gpumemnet.errors import ExtractError
 from gpumemnet.gpu import DeviceProfile
 from gpumemnet.launchers.programs import DRIVER
+from gpumemnet.tracing.script.branches import is_guarded
+
+COMPILED: Final = (
+    "a compiled extension that needs a GPU can be a module of this name for the trace, "
+    "whose functions return tensors of the right shape, or nothing where they write into theirs"
+)
+"""What to do about one, in an error."""
 
 Prepare = Callable[[Any], None]
 """Called with a module that was just imported."""
@@ -120,6 +128,7 @@ def preparations(
         "tensorboardX.writer": without_graph,
         "torch.onnx": without_export,
         "torch.distributions.von_mises": draw_once,
+        "torch.utils.cpp_extension": lambda module: _build_what_can_be(module, note),
         "accelerate.utils.fsdp_utils": _shard_in_place,
         "torch.distributed.run": _start_torchrun,
         _FLASH: lambda module: note(_STANDS_IN),
@@ -412,6 +421,34 @@ def _validate_last(module: Any) -> None:
 
 
 _HANDLES: Final = ("Index", "UUID", "PciBusId", "Serial")
+
+
+def _build_what_can_be(module: Any, note: Callable[[str], None]) -> None:
+    """Let code go on that builds an extension of CUDA code as it is imported: it may not call it."""
+
+    def built(build: Callable[..., Any], name: str, *args: Any, **named: Any) -> Any:
+        given = signature(build).bind_partial(name, *args, **named).arguments
+        files = given.get("sources", ())
+        files = [files] if isinstance(files, str) else files
+        if not given.get("cuda_sources") and not any(str(each).endswith(".cu") for each in files):
+            return build(name, *args, **named)
+        if is_guarded(sys._getframe(1)):
+            raise RuntimeError("extensions of CUDA code are not built for a trace")
+        note(f"the extension {name} was not built, because it is of CUDA code")
+        return _Unbuilt(name)
+
+    for name in ("load", "load_inline"):
+        setattr(module, name, partial(built, getattr(module, name)))
+
+
+class _Unbuilt(ModuleType):
+    """An extension that could not be built."""
+
+    def __getattr__(self, name: str) -> Callable[..., NoReturn]:
+        def run(*args: object, **kwargs: object) -> NoReturn:
+            raise ExtractError(f"{self.__name__}.{name} is compiled for a GPU; {COMPILED}")
+
+        return run
 
 
 def _answer_nvml(

@@ -53,7 +53,7 @@ from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.result import HostMemory, TraceAnswer
 from gpumemnet.tracing.script.branches import USUAL, Assumptions
 from gpumemnet.tracing.script.gpu import GpuRequests
-from gpumemnet.tracing.script.libraries import prepared
+from gpumemnet.tracing.script.libraries import COMPILED, prepared
 from gpumemnet.tracing.script.models import TrainedModel
 from gpumemnet.tracing.script.observer import EnoughSteps, ScriptObserver
 from gpumemnet.tracing.script.present_gpu import present_gpu
@@ -413,10 +413,7 @@ def _remedy(error: BaseException, call: ScriptCall) -> str:
             return "; a trace runs DeepSpeed's own engine: DS_BUILD_OPS=0 pip install deepspeed"
         remedy = f"; install what provides {package!r} where gpumemnet is installed"
         if "cuda" in package or package.endswith(("_ext", "_C")):  # compiled for a GPU
-            remedy += (
-                "; a compiled extension that needs a GPU can be a module of this name for the trace, "
-                "whose functions return tensors of the right shape, or nothing where they write into theirs"
-            )
+            remedy += f"; {COMPILED}"
         return remedy
     if isinstance(error, FileNotFoundError) and error.filename is not None:
         return (

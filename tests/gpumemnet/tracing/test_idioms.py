@@ -12,6 +12,8 @@ from tests.gpumemnet.tracing import script_child
 
 STEP = """import io, math, pickle, torch
 from torch import nn
+from torch.utils.cpp_extension import load_inline
+assert load_inline("unused", "", "__global__ void f()").f
 class Scripted(torch.jit.ScriptModule):
     def __init__(self):
         super().__init__()
