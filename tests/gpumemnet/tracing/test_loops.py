@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import pickle
 import weakref
 from types import SimpleNamespace
 from typing import Any, cast
@@ -74,3 +75,4 @@ def test_loops_end_that_bring_nothing_new(
     with watched.watching():
         exec(compile(tree, "train.py", "exec"), names)
     assert names["rounds"] == rounds
+    assert pickle.loads(pickle.dumps(watched.condition)) is None  # datasets hashes what code names
