@@ -7,6 +7,7 @@ their place.
 
 from __future__ import annotations
 
+import builtins
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -214,19 +215,6 @@ REMOVE: Final = tuple(map(TorchName, ("os:remove", "os:unlink", "shutil:rmtree")
 """To put back what the script removes."""
 
 
-_EMPTY: Final = {
-    "_int": int,
-    "_bool": bool,
-    "_float": float,
-    "str": str,
-    "bytes": bytes,
-    "tuple": tuple,
-    "list": list,
-    "dict": dict,
-}
-"""Name of a type in PyTorch's stub file → what returns an empty value of it."""
-
-
 def _do_nothing(*args: object, **kwargs: object) -> None:
     """Take the place of a method."""
 
@@ -263,7 +251,7 @@ def of_cuda_builds(name: str) -> Any:
         raise AttributeError(f"module 'torch._C' has no attribute {name!r}")
     if found[1] == "class":
         return type(name, (Anything,), {})
-    empty = _EMPTY.get(found[2], _do_nothing)
+    empty = getattr(builtins, str(found[2]).strip("_"), None) or _do_nothing  # such as "_int"
     return lambda *args, **kwargs: empty()
 
 

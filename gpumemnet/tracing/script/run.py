@@ -395,7 +395,13 @@ def run_script(call: ScriptCall) -> ScriptRun:
             requests = GpuRequests(observer, values, known)
             _run(module, call, observer, requests, trace_process)
 
-    return observed(run_file)
+    try:
+        return observed(run_file)
+    except CodeEndedError as error:
+        is_on_host = observer.trains_on_host and not observer.recorder.now()
+        if (values.sentences and not is_on_host) or call.seen is not None:  # a program's own end
+            raise
+        raise ExtractError(str(error)) from error  # no value is why: it would end so again
 
 
 def _remedy(error: BaseException, call: ScriptCall) -> str:
@@ -494,7 +500,7 @@ def _shown(
         branches=values.branches,
         selections=tuple(values.selections),
         is_lower_bound=observer.is_lower_bound,
-        error=observer.error,
+        error="" if observer.loops.has_trained else observer.error,
         host=HostMemory(
             tensor_bytes=tensor_bytes,
             pinned_bytes=pinned_bytes,
