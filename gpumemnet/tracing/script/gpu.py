@@ -52,6 +52,7 @@ from gpumemnet.tracing.script.simulated_cuda import (
     swap_for_meta,
 )
 
+_Move = Callable[[Tensor], Tensor]
 _BETWEEN: Final = frozenset(
     {__file__, str(Path(__file__).with_name("present_gpu.py")), *names.WRAPPER_FILES}
 )
@@ -361,7 +362,7 @@ class GpuRequests(TorchFunctionMode):
         """Run ``to``, ``cuda`` or ``cpu``: a new tensor if its device or type changes."""
         is_on_gpu = self._observer.device_of(given) == GPU
         if func is Tensor.cpu:
-            return self._to_host("Tensor.cpu", given) if is_on_gpu else given
+            return self._back_to_host(given) if is_on_gpu else given
         device, dtype, copies = (
             (GPU, None, False) if func is Tensor.cuda else parse_target(args, named, self._observer)
         )
@@ -381,8 +382,18 @@ class GpuRequests(TorchFunctionMode):
                 )
             return converted
         if stands_for_gpu(device):
-            return self._to_gpu(converted)
-        return self._to_host("Tensor.to", converted) if is_on_gpu else converted
+            return self._with_graph(converted, self._to_gpu, self._back_to_host)
+        return self._back_to_host(converted) if is_on_gpu else converted
+
+    def _back_to_host(self, tensor: Tensor) -> Tensor:
+        return self._with_graph(tensor, partial(self._to_host, "Tensor.to"), self._to_gpu)
+
+    def _with_graph(self, tensor: Tensor, move: _Move, back: _Move) -> Tensor:
+        """Move a tensor; its gradient moves back."""
+        is_plain = type(tensor) in (Tensor, nn.Parameter) and not is_sparse(tensor)
+        if is_plain and tensor.requires_grad and torch.is_grad_enabled():
+            return _Moved.apply(tensor, move, back)  # type: ignore[no-any-return, no-untyped-call]
+        return move(tensor)
 
     def to_meta(self, tensor: Tensor) -> Tensor:
         """A tensor that takes no memory until it is moved, in the place of ``tensor``."""
@@ -463,6 +474,20 @@ class GpuRequests(TorchFunctionMode):
             arrived.requires_grad_()
         self._observer.arrived(arrived, "to", is_weight=tensor.is_meta)
         return arrived
+
+
+class _Moved(torch.autograd.Function):
+    """A copy on another device."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, move: _Move, back: _Move) -> Tensor:
+        ctx.back = back
+        return move(tensor.detach())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        with without_function_modes():
+            return ctx.back(gradients[0]), None, None
 
 
 def _tensor_type(kind: Any) -> tuple[str, torch.dtype]:

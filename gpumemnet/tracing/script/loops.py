@@ -204,7 +204,7 @@ class Loops:
     def rounds(self, place: str, items: Iterable[Any] = iter(int, 1)) -> Iterator[Any]:
         """Yield the items of a loop, keeping none of them; 0 for a ``while`` loop."""
         iterator, calm, most_bytes = iter(items), 0, 0
-        numbers = getattr(items, "iterable", items)
+        numbers = getattr(items, "__dict__", {}).get("iterable", items)
         loop = _Running(numbers if isinstance(numbers, range) else ())
         self._running.append(loop)
         second, event, (steps, made) = process_time(), self._recorder.now(), self.trained()

@@ -37,7 +37,8 @@ assert torch.take_along_dim(input=model.weight, indices=beams, dim=1).shape == (
 with torch.autocast("cuda", torch.bfloat16):
     torch.einsum("td,d->t", torch.arange(6).cuda().float().view(2, 3), torch.arange(3.0).cuda())
 row = nn.Parameter(torch.arange(4.0, device="cuda"))
-(row * 2).backward(torch.arange(4).cuda().float())
+(row.cpu().cuda() * 2).backward(torch.arange(4).cuda().float())
+assert row.grad.is_cuda
 assert torch.tensor(((row.sum(), 0.0),), device="cuda").shape == (1, 2)
 assert torch._C._nn._parse_to(device=0)[0] == row.device
 (nn.LazyLinear(4).cuda()(row) * row * torch.randn(3, 1).expand(3, 4).cuda()[[0, 1]]).sum().backward()
