@@ -160,6 +160,8 @@ def _place(code: CodeType, instruction: int, line: int) -> Place:
     )
     if isinstance(node, ast.Call) and getattr(node.func, "id", "") in _ORDERS:
         return replace(place, usual=False, is_settled=True)
+    if isinstance(node, ast.Call) and (called := ast.unparse(node.func)).endswith(_FINITE):
+        return replace(place, usual=called.endswith("isfinite"), is_settled=True)
     is_negated = False
     while (parent := parents[node]) is not None and not isinstance(parent, ast.stmt):
         if isinstance(parent, ast.IfExp) and node is parent.test and _chooses_a_number(parent):
@@ -338,12 +340,6 @@ def largest_answer(trace: TraceScript, end: float = inf) -> TraceAnswer:
         ExtractError: as ``trace`` does with the usual conditions and all elements selected.
     """
     answer, assumptions = _over_branches(trace, end)
-    if answer.error and not assumptions.makes_up:  # perhaps a number that cannot be
-        with suppress(ExtractError):
-            further = trace(MADE_UP)
-            if not further.error and further.safe_bytes > answer.safe_bytes:
-                answer = replace(further, notes=(*further.notes, _MADE_UP_NOTE))
-                assumptions = MADE_UP
     if not answer.selections or answer.is_lower_bound:
         return answer
     where = "; ".join(answer.selections)
@@ -377,9 +373,9 @@ def largest_answer(trace: TraceScript, end: float = inf) -> TraceAnswer:
 
 def _over_branches(trace: TraceScript, end: float) -> tuple[TraceAnswer, Assumptions]:
     """Return the largest answer over the ways that the script can go, and its assumptions."""
-    opposite = Assumptions(opposite=True)
+    usual, opposite = USUAL, Assumptions(opposite=True)
     try:
-        first = trace(USUAL)
+        first = trace(usual)
     except CodeEndedError as error:  # a condition may be why, or a number
         with suppress(ExtractError):
             return trace(opposite), opposite
@@ -387,10 +383,16 @@ def _over_branches(trace: TraceScript, end: float) -> tuple[TraceAnswer, Assumpt
             answer = trace(MADE_UP)
             return replace(answer, notes=(*answer.notes, _MADE_UP_NOTE)), MADE_UP
         raise error from None
+    if first.error:  # perhaps of a number that cannot be
+        with suppress(ExtractError):
+            further = trace(MADE_UP)
+            if not further.error and further.safe_bytes >= first.safe_bytes:
+                first = replace(further, notes=(*further.notes, _MADE_UP_NOTE))
+                usual, opposite = MADE_UP, replace(MADE_UP, opposite=True)
     if not first.branches or first.is_lower_bound:  # time is up
-        return first, USUAL
+        return first, usual
     where = "; ".join(first.branches)
-    found = {USUAL: first}
+    found = {usual: first}
     try:
         found[opposite] = trace(opposite)
     except ExtractError as error:

@@ -268,8 +268,9 @@ class GpuRequests(TorchFunctionMode):
             result = func(*args, **named)
         if device is None:
             self._follow_arguments(func, args, named, result)
-        if given is not None:
+        if given is not None and device is None:
             self._observer.stays_deferred(given, result)
+        if given is not None:
             is_like = func in _LIKE and not result.is_floating_point()
             if (is_like or func in _NEW) and result.is_meta and result.numel() <= MOST_NUMBERS:
                 like = torch.empty(given.shape if is_like else 0, dtype=given.dtype)
@@ -362,7 +363,7 @@ class GpuRequests(TorchFunctionMode):
         """Run ``to``, ``cuda`` or ``cpu``: a new tensor if its device or type changes."""
         is_on_gpu = self._observer.device_of(given) == GPU
         if func is Tensor.cpu:
-            return self._back_to_host(given) if is_on_gpu else given
+            return self._back_to_host(given, "Tensor.cpu") if is_on_gpu else given
         device, dtype, copies = (
             (GPU, None, False) if func is Tensor.cuda else parse_target(args, named, self._observer)
         )
@@ -385,8 +386,8 @@ class GpuRequests(TorchFunctionMode):
             return self._with_graph(converted, self._to_gpu, self._back_to_host)
         return self._back_to_host(converted) if is_on_gpu else converted
 
-    def _back_to_host(self, tensor: Tensor) -> Tensor:
-        return self._with_graph(tensor, partial(self._to_host, "Tensor.to"), self._to_gpu)
+    def _back_to_host(self, tensor: Tensor, function: str = "Tensor.to") -> Tensor:
+        return self._with_graph(tensor, partial(self._to_host, function), self._to_gpu)
 
     def _with_graph(self, tensor: Tensor, move: _Move, back: _Move) -> Tensor:
         """Move a tensor; its gradient moves back."""

@@ -31,7 +31,8 @@ assert (open.__name__, print.__name__) == ("open", "print")
 model = nn.Linear(256, 256).cuda()
 with torch.inference_mode(): score = model.bias.sum()
 float(score)
-nn.Linear(16384, 16384).to("meta")
+empty = nn.Linear(16384, 16384).to("meta").bias
+assert empty.is_meta and not torch.empty_like(empty, device="cpu").is_meta
 beams = torch.tensor(data=[[0]], device="cuda")
 assert torch.take_along_dim(input=model.weight, indices=beams, dim=1).shape == (256, 1)
 with torch.autocast("cuda", torch.bfloat16):
@@ -111,7 +112,8 @@ CONDITIONS = {
         "e = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 1).cuda().eval()\n"
         "with torch.no_grad(): e(x.view(64, 32, 8), src_key_padding_mask=x[:, :32] > 0)\nkeep = block(256)"
     ),
-    "check": "assert loss < 100 and x.abs().max() < 1e4\nif loss > 100: raise ValueError\nkeep = block(256)",
+    "check": "assert loss < 100 and x.abs().max() < 1e4\nif loss > 100: raise ValueError\n"
+    "if __import__('numpy').isnan(loss.detach().cpu()): other = block(256)\nkeep = block(256)",
     "equal_copies": 'assert (x == x.clone()).all(), "copies"\nkeep = block(256)',
     "rank": "rank = (x[0].argsort() == i + x[0].argmax()).nonzero()\nassert rank.size(0) == 1\nkeep = block(256)",
     "narrowed_mask": (
