@@ -194,7 +194,7 @@ class Loops:
         self.left: dict[str, None] = {}
         """Loops that were left before the first steps."""
         self._waits = False
-        """Whether a loop has run for long that may train later."""
+        """Whether a loop runs for long that may train later."""
         self.hurried: dict[str, None] = {}
         """Conditions that were decided as they are later, so that such a loop trains."""
 
@@ -256,6 +256,7 @@ class Loops:
             if stepped > steps and kept == made:  # it trains what an earlier round has made
                 self.making.discard(place)
             self._running.remove(loop)
+            self._waits = False
             self.training.discard(place)
         self.making.discard(place)  # not where the trace ends within
 
