@@ -28,7 +28,7 @@ from .gpu_process import (
     GpuProcess,
     find_label_source,
 )
-from .nvml import Meter
+from .nvml import NvmlMeter
 
 ADMISSION_MARGIN: Final = 1.25
 """Factor on the rough estimate of a job that is admitted."""
@@ -97,7 +97,7 @@ class Tally:
 def run_campaign(
     planned: Iterable[PlannedJob],
     record: Record,
-    meters: Sequence[Meter],
+    meters: Sequence[NvmlMeter],
     settings: RunSettings,
     tally: Tally,
     show: Callable[[str, float], None],
@@ -177,7 +177,7 @@ class Pool:
     """
 
     def __init__(
-        self, meter: Meter, label_source: str, settings: RunSettings, record: Record
+        self, meter: NvmlMeter, label_source: str, settings: RunSettings, record: Record
     ) -> None:
         self.running: list[RunningJob] = []
         self.alone: deque[PlannedJob] = deque()

@@ -26,7 +26,7 @@ from gpumemnet.job.measurement import Phase
 from gpumemnet.sandbox.process import end_with_parent
 from gpumemnet.units import GIB, MIB
 
-from .nvml import Meter
+from .nvml import NvmlMeter
 
 CHILD = f"{__package__}.training:measure"
 """The function that measures, given a request and its end of the connection."""
@@ -61,7 +61,7 @@ class GpuProcess:
 
     def __init__(
         self,
-        meter: Meter,
+        meter: NvmlMeter,
         request: Mapping[str, Any],
         log: Path | None = None,
     ) -> None:
@@ -148,7 +148,7 @@ class GpuProcess:
         self._process.kill()
 
 
-def settle(meter: Meter, idle_bytes: int) -> None:
+def settle(meter: NvmlMeter, idle_bytes: int) -> None:
     """Wait for a limited time until the driver has taken back the memory of ended processes."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while meter.device().used_bytes > idle_bytes + SETTLE_BYTES and time.monotonic() < deadline:
@@ -182,7 +182,7 @@ def _exit_reason(code: int) -> str:
     return f"the process was killed by signal {-code}{killer}"
 
 
-def find_label_source(meter: Meter) -> str:
+def find_label_source(meter: NvmlMeter) -> str:
     """Decide which reading of ``meter``'s GPU the labels are taken from.
 
     A process allocates known amounts.  If the driver's reading of the process follows, labels come
@@ -216,7 +216,7 @@ def _follow(phases: Sequence[Phase], readings: Sequence[int | None]) -> bool:
     return len(above) == len(phases) and min(above) >= 0 and spread <= _TOLERANCE_BYTES
 
 
-def probe_device(meter: Meter) -> dict[str, Any]:
+def probe_device(meter: NvmlMeter) -> dict[str, Any]:
     """Measure the GPU of ``meter``.
 
     Returns:
@@ -261,7 +261,7 @@ def probe_device(meter: Meter) -> dict[str, Any]:
     }
 
 
-def _run_probe(meter: Meter, request: Mapping[str, Any]) -> GpuProcess:
+def _run_probe(meter: NvmlMeter, request: Mapping[str, Any]) -> GpuProcess:
     idle_bytes = meter.device().used_bytes
     probe = GpuProcess(meter, request)
     try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from gpumemnet.errors import MeasurementError
 
@@ -41,33 +41,19 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """One reading of a whole device; ``reserved_bytes`` is the driver's own share, where the driver
-    reports it."""
+    """One reading of a whole device."""
 
-    total_bytes: int
     free_bytes: int
     used_bytes: int
-    reserved_bytes: int | None = None
-
-
-class Meter(Protocol):
-    """Readings of one GPU."""
-
-    provenance: str
-    """``measured``, or ``stand_in`` when the readings are invented."""
-    gpu: Gpu
-
-    def device(self) -> DeviceMemory:
-        """The whole device."""
-        ...
-
-    def processes(self) -> dict[int, int | None]:
-        """Process id → used bytes, ``None`` where the driver does not report it."""
-        ...
 
 
 class NvmlMeter:
-    """A GPU as the driver describes it."""
+    """Readings of one GPU, as the driver gives them.
+
+    Attributes:
+        gpu: the GPU.
+        provenance: ``measured``, or ``stand_in`` when the readings are invented.
+    """
 
     def __init__(self, nvml: Any, handle: Any, gpu: Gpu) -> None:
         self.gpu = gpu
@@ -83,8 +69,7 @@ class NvmlMeter:
             MeasurementError: when the GPU is lost.
         """
         memory = self._call(self._nvml.nvmlDeviceGetMemoryInfo, self._handle, self._memory_version)
-        reserved = int(memory.reserved) if self._memory_version is not None else None
-        return DeviceMemory(int(memory.total), int(memory.free), int(memory.used), reserved)
+        return DeviceMemory(int(memory.free), int(memory.used))
 
     def processes(self) -> dict[int, int | None]:
         """Process id → used bytes; empty where the driver does not list processes.

@@ -16,7 +16,6 @@ from gpumemnet.allocator.segments import (
     ADDRESS_BITS,
     GONE,
     IN_USE,
-    AddressSpace,
     Block,
     ExpandableSegments,
     LowestFreeAddress,
@@ -97,7 +96,7 @@ class CachingAllocator:
         capacity_bytes: int | None = None,
         *,
         device_bytes: int | None = None,
-        addresses: AddressSpace | None = None,
+        addresses: LowestFreeAddress | None = None,
     ) -> None:
         device_bytes = capacity_bytes if device_bytes is None else device_bytes
         fraction = settings.per_process_memory_fraction
@@ -125,7 +124,7 @@ class CachingAllocator:
         self._non_split_slack = (
             settings.max_non_split_rounding_bytes or settings.large_segment_bytes
         )
-        self._addresses: AddressSpace = LowestFreeAddress() if addresses is None else addresses
+        self._addresses = LowestFreeAddress() if addresses is None else addresses
         self._pools: dict[int, tuple[Pool, Pool]] = {}
         self._edge = edge_block()
         self._expandable = (

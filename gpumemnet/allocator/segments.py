@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from operator import attrgetter
-from typing import Final, Protocol
+from typing import Final
 
 from gpumemnet.allocator.settings import SMALL_SEGMENT_BYTES
 
@@ -150,18 +150,8 @@ def absorb_next(block: Block) -> None:
 ALIGNMENT_BYTES: Final = 2 * 2**20
 
 
-class AddressSpace(Protocol):
-    """Assigns address ranges to segments."""
-
-    def take(self, size_bytes: int) -> int:
-        """Return the address of a range of ``size_bytes`` that overlaps no other used range."""
-
-    def give_back(self, address: int, size_bytes: int) -> None:
-        """Release a range from :meth:`take`."""
-
-
 class LowestFreeAddress:
-    """First fit from ``start`` upwards.
+    """Assigns address ranges to segments: first fit from ``start`` upwards.
 
     Args:
         start: the lowest address, a multiple of 2 MiB.
@@ -219,7 +209,11 @@ class ExpandableSegments:
     """
 
     def __init__(
-        self, addresses: AddressSpace, edge: Block, device_bytes: int | None, large_page_bytes: int
+        self,
+        addresses: LowestFreeAddress,
+        edge: Block,
+        device_bytes: int | None,
+        large_page_bytes: int,
     ) -> None:
         self._addresses = addresses
         self._edge = edge

@@ -120,7 +120,7 @@ def compare(
     )
 
 
-class _RecordedPlaces:
+class _RecordedPlaces(LowestFreeAddress):
     """Assigns a segment the address that it has on the GPU, if the GPU got memory for the same
     allocation.
 
@@ -130,7 +130,7 @@ class _RecordedPlaces:
 
     def __init__(self) -> None:
         self.offered: HistoryEvent | None = None
-        self._elsewhere = LowestFreeAddress(_ABOVE_ALL_GPUS)
+        super().__init__(_ABOVE_ALL_GPUS)
 
     def take(self, size_bytes: int) -> int:
         """Return the address of the offered memory; the first page of an expandable segment gives
@@ -140,12 +140,12 @@ class _RecordedPlaces:
             offered.size_bytes == size_bytes or offered.action == "segment_map"
         ):
             return offered.address
-        return self._elsewhere.take(size_bytes)
+        return super().take(size_bytes)
 
     def give_back(self, address: int, size_bytes: int) -> None:
         """Do nothing: the history decides which addresses are used."""
         if address >= _ABOVE_ALL_GPUS:
-            self._elsewhere.give_back(address, size_bytes)
+            super().give_back(address, size_bytes)
 
 
 def _event(action: object, address: object, size_bytes: object, stream: object) -> HistoryEvent:

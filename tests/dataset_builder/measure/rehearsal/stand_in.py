@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from dataset_builder.measure.nvml import DeviceMemory, Gpu
+from dataset_builder.measure.nvml import DeviceMemory, Gpu, NvmlMeter
 from dataset_builder.planned_job import parse_planned
 from gpumemnet.errors import MeasurementError
 from gpumemnet.units import GIB, MIB
@@ -127,7 +127,7 @@ def _living(folder: Path) -> Any:
             yield int(file.name), int(file.read_text() or 0)
 
 
-class StandInMeter:
+class StandInMeter(NvmlMeter):
     """The stand-in of ``NvmlMeter``.
 
     Args:
@@ -150,7 +150,7 @@ class StandInMeter:
         used = 100 * MIB + (
             0 if self._mode == "blind" else sum(amount for _, amount in self._held())
         )
-        return DeviceMemory(TOTAL_BYTES, TOTAL_BYTES - used, used)
+        return DeviceMemory(TOTAL_BYTES - used, used)
 
     def processes(self) -> dict[int, int | None]:
         if self._mode in ("device", "blind"):
