@@ -22,6 +22,7 @@ from functools import wraps
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Thread, active_count
+from time import time
 from types import FrameType
 from typing import IO, Any, Final
 from unittest.mock import patch
@@ -44,13 +45,20 @@ _BEGINNING: Final = (
 )
 """The same where there is no event."""
 _EXIT: Final = os._exit
-_own = 0
+_CLOCK_STEP_SECONDS: Final = 0.01
+"""Files may be dated this much earlier than they are written."""
+_own, _start = 0, 0.0
 
 
 def take_process() -> None:
     """Let this process be the one that runs the user's code."""
-    global _own
-    _own = os.getpid()
+    global _own, _start
+    _own, _start = os.getpid(), time() - _CLOCK_STEP_SECONDS
+
+
+def started() -> float:
+    """When this process began to run the user's code: what changed before is not its own."""
+    return _start
 
 
 def is_own_process() -> bool:

@@ -4,10 +4,10 @@ Weights have no values in a trace.  ``torch.save`` and ``safetensors.torch.save_
 files of the right size that every program can read, with zeros for the missing values; large ones
 are sparse.  What is saved once tensors are on the GPU ends with the trace: it is removed, and what
 it replaced is put back, also where the script renamed or copied it; so are other files that it
-writes over, adds to or removes, such as a checkpoint of an earlier run.  A folder that it makes for
-less than 1 MiB of its own files is removed: a run may refuse to begin where its folder is there.  What
-is saved before, such as a preprocessed dataset, has its real values and stays, unless it lies in such
-a folder; so do files of the user's that the script moves into one.
+writes over, adds to, removes or renames, such as a checkpoint of an earlier run.  A folder that it
+makes for less than 1 MiB of its own files is removed: a run may refuse to begin where its folder is
+there.  What is saved before, such as a preprocessed dataset, has its real values and stays, unless it
+lies in such a folder, or where a file of the user's was that the script has renamed.
 
 A checkpoint that the same run has saved is loaded from memory, as ``torch.load`` would: on the
 device that it was saved from, or on that of ``map_location``.
@@ -23,8 +23,8 @@ import os
 import pickle
 import shutil
 import signal
+import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from math import prod
@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.serialization import skip_data
 
 from gpumemnet.extract.known_layouts import meta_like
-from gpumemnet.sandbox.checkpoint import is_own_process
+from gpumemnet.sandbox.checkpoint import is_own_process, started
 from gpumemnet.torch_private.names import replaced, without_function_modes
 from gpumemnet.torch_private.script import (
     COPY_FILE,
@@ -114,9 +114,9 @@ class SavedFiles:
         self._temporary: set[Path] = set()
         self._opened: set[Any] = set()
         self._backups: dict[Path, Path] = {}
+        self._left: set[Path] = set()
         self._folders: list[Path] = []
         self._links: list[Path] = []
-        self._start = time.time()
         self._open, self._rename, self._write = builtins.open, os.rename, SAVE.value()
 
     @contextmanager
@@ -141,9 +141,19 @@ class SavedFiles:
             return self._open(file, mode, *args, **kwargs)
 
         def renamed(source: Any, target: Any, **kwargs: Any) -> None:
+            old, new = _place(source), _place(target)
+            is_users = old != new and is_own_process() and self._is_users(old)
+            if is_users:
+                self._back_up(target)
             self._follows(source, target)
             self._rename(source, target, **kwargs)
             self._moved(source, target)
+            if is_users:
+                self._temporary.discard(new)
+                self._opened.discard(new)
+                if old not in self._backups:
+                    self._backups[old] = new
+                    self._left.add(old)
 
         def following(copy: Callable[..., Any]) -> Callable[..., Any]:
             def copied(source: Any, target: Any, **kwargs: Any) -> Any:
@@ -344,12 +354,11 @@ class SavedFiles:
         trace."""
         if not isinstance(_path(file), Path) or not is_own_process():
             return False
-        path = Path(os.fsdecode(file)).absolute()  # a link is moved itself
+        path = _place(file)
+        is_users = self._is_users(path)
         if path.is_dir() and not path.is_symlink():
-            is_new = not {*self._folders}.isdisjoint((_path(path), *_path(path).parents))
-        else:
-            is_new = not os.path.lexists(path) or path.lstat().st_ctime >= self._start
-        if is_new or not os.access(path.parent, os.W_OK):
+            is_users = {*self._folders}.isdisjoint((path, *path.parents))
+        if not is_users or not os.access(path.parent, os.W_OK):
             return False
         backup = self._backup_of(path)
         self._rename(path, backup)
@@ -358,7 +367,13 @@ class SavedFiles:
         self._note("files that the script removed were put back after the trace")
         return True
 
+    def _is_users(self, path: Path) -> bool:
+        if path in self._temporary or not os.path.lexists(path):
+            return False
+        return path.lstat().st_ctime < started() or path in self._backups.values()
+
     def _backup_of(self, path: Path) -> Path:
+        sys.audit("os.rename")  # a checkpoint is reached before, not amid a copy
         return path.with_name(f".{path.name}.before-trace-{os.getpid()}")
 
     def _follows(self, source: Any, target: Any) -> None:
@@ -370,9 +385,6 @@ class SavedFiles:
         old, new = _path(source), _path(target)
         if not isinstance(old, Path):
             return
-        own: set[Any] = {*self._opened, *self._temporary, *self._folders}
-        if not is_copy and own.isdisjoint((old, *old.parents)):  # the user's, which is not removed
-            self._folders = [each for each in self._folders if each not in (new, *new.parents)]
 
         def follow(paths: Iterable[Any]) -> list[Path]:
             known = (each for each in paths if isinstance(each, Path))
@@ -392,16 +404,18 @@ class SavedFiles:
                     self._saved.pop(path, None)
 
     def _undo(self) -> None:
-        """Remove the temporary files, and put back what they replaced."""
-        # A deadline, or a data loader whose workers end, would raise amid it; the latter whichever
-        # thread the signal reaches.
-        held = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGALRM, signal.SIGCHLD))
-        handler = signal.signal(signal.SIGCHLD, lambda *args: None)
+        """Remove the temporary files, and put back what they replaced and what was moved."""
+        # A deadline, or a data loader whose workers end, would raise amid it, whichever thread the
+        # signal reaches.
+        handlers = [
+            (number, signal.signal(number, lambda *args: None))
+            for number in (signal.SIGALRM, signal.SIGCHLD)
+        ]
         try:
             self._undo_files()
         finally:
-            signal.signal(signal.SIGCHLD, handler or signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_SETMASK, held)
+            for number, handler in handlers:
+                signal.signal(number, handler or signal.SIG_DFL)
 
     def _undo_files(self) -> None:
         for path in filter(Path.is_file, self._temporary):
@@ -409,24 +423,27 @@ class SavedFiles:
         for path in filter(Path.is_symlink, self._links):
             if not path.exists():
                 path.unlink()
-        for folder in self._folders:
-            files = [*filter(Path.is_file, folder.rglob("*"))] if folder.is_dir() else []
-            # What a child program writes, such as cp, is new; what it moves there is not.
-            is_own = all(
-                each in self._opened or each.stat().st_mtime >= self._start for each in files
-            )
-            if is_own and sum(path.stat().st_size for path in files) < MIB:
-                shutil.rmtree(folder, ignore_errors=True)
-        for path, backup in self._backups.items():
+        for path, backup in reversed(self._backups.items()):
             if not os.path.lexists(backup):
                 continue
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
-            if path.is_file():
-                shutil.copymode(backup, path)
-                backup.unlink()
-            else:
+            with suppress(OSError):  # the others are still put back
+                if path.is_file() and path not in self._left:
+                    shutil.copymode(backup, path)
+                    backup.unlink()
+                    continue
+                path.parent.mkdir(parents=True, exist_ok=True)
                 self._rename(backup, path)
+                self._moved(backup, path)
+        for folder in self._folders:
+            files = [*filter(Path.is_file, folder.rglob("*"))] if folder.is_dir() else []
+            # What a child program writes, such as cp, is new; what it moves there is not.
+            is_own = self._backups.keys().isdisjoint((folder, *folder.parents)) and all(
+                each in self._opened or each.stat().st_mtime >= started() for each in files
+            )
+            if is_own and sum(path.stat().st_size for path in files) < MIB:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write_safetensors_of_zeros(tensors: Mapping[str, Tensor], target: Path, metadata: Any) -> None:
@@ -448,6 +465,12 @@ def _path(file: Any) -> Any:
     if isinstance(file, str | bytes | os.PathLike):
         return Path(os.fsdecode(file)).resolve()
     return file
+
+
+def _place(file: Any) -> Path:
+    """Where a file is that is moved or removed: that of a link, not of what it links to."""
+    path = Path(os.fsdecode(file))
+    return path.parent.resolve() / path.name
 
 
 def _key(file: Any) -> Any:

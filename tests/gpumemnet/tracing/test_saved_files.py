@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from gpumemnet.tracing.script.start import trace_script
 from tests.gpumemnet.tracing.script_child import traced
 
 SCRIPT = Path(__file__).parent / "examples" / "scripts" / "saving.py"
@@ -57,16 +58,53 @@ def test_files_of_the_user_are_as_before_and_datasets_stay(answer: Any, folder: 
         "last.pt",
         "buffer.pt",
         "results.csv",
-        "logs",
+        "old.log",
         "stale.pt",
         "checkpoint-1",
     }
-    for name in ("results.csv", "logs/old.log", "stale.pt", "checkpoint-1/weights"):
+    for name in ("results.csv", "old.log", "stale.pt", "checkpoint-1/weights"):
         assert (folder / name).read_text() == "true"
     assert torch.load(folder / "data.pt")["vocabulary"].tolist() == [0, 1, 2, 3, 4]
     assert torch.load(folder / "processed.pt")[0].tolist() == [1, 1, 1]
     for name in ("last.pt", "buffer.pt"):
         assert torch.load(folder / name)["true"].tolist() == [1, 1]
+
+
+_TWO_WAYS = """
+import os, torch
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+for step in range(3):
+    with open("results.csv", "a") as file:
+        file.write("1")
+    if step == 0:
+        os.rename("run", "run-1")
+        os.mkdir("run")
+        os.replace("a.pt", "b.pt")
+        os.remove("stale.pt")
+    model(torch.ones(8, 64).cuda()).sum().backward()
+    optimizer.step()
+    if (model.weight > 1).any():
+        larger = torch.empty(2**22).cuda()
+    torch.save(model.state_dict(), "run/weights.pt")
+"""
+
+
+def test_each_trace_of_a_script_finds_the_files_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(_TWO_WAYS)
+    (tmp_path / "run").mkdir()
+    files = ("results.csv", "run/weights.pt", "a.pt", "b.pt", "stale.pt", "train.py")
+    for name in files[:-1]:
+        (tmp_path / name).write_text(name)
+    answer = trace_script("train.py")
+    assert "both ways were traced" in " ".join(answer.notes)
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {*files}
+    for name in files[:-1]:
+        assert (tmp_path / name).read_text() == name
 
 
 def test_what_was_saved_is_noted(answer: Any) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import torch
@@ -87,6 +88,7 @@ def interrupted(
     path, unlink=os.unlink, **options
 ):  # as where workers of a data loader die meanwhile
     os.kill(os.getpid(), signal.SIGCHLD)
+    os.kill(os.getpid(), signal.SIGALRM)  # the deadline
     unlink(path, **options)
 
 
@@ -94,5 +96,7 @@ def fail(number, frame):
     raise RuntimeError
 
 
-signal.signal(signal.SIGCHLD, fail)
+threading.Thread(target=threading.Event().wait, daemon=True).start()  # gets the signals
+for number in (signal.SIGCHLD, signal.SIGALRM):
+    signal.signal(number, fail)
 os.unlink = interrupted
