@@ -7,7 +7,7 @@ it replaced is put back, also where the script renamed or copied it; so are othe
 writes over, adds to, removes or renames, such as a checkpoint of an earlier run.  A folder that it
 makes for less than 1 MiB of its own files is removed: a run may refuse to begin where its folder is
 there.  What is saved before, such as a preprocessed dataset, has its real values and stays, unless it
-lies in such a folder, or where a file of the user's was that the script has renamed.
+lies in such a folder, or where a file of the user's was that the script has removed or renamed.
 
 A checkpoint that the same run has saved is loaded from memory, as ``torch.load`` would: on the
 device that it was saved from, or on that of ``map_location``.
@@ -113,8 +113,8 @@ class SavedFiles:
         self._saved: dict[object, tuple[object, set[int]]] = {}
         self._temporary: set[Path] = set()
         self._opened: set[Any] = set()
-        self._backups: dict[Path, Path] = {}
-        self._left: set[Path] = set()
+        self._backups: list[tuple[Path, Path]] = []
+        self._overwritten: set[Path] = set()
         self._folders: list[Path] = []
         self._links: list[Path] = []
         self._open, self._rename, self._write = builtins.open, os.rename, SAVE.value()
@@ -151,9 +151,7 @@ class SavedFiles:
             if is_users:
                 self._temporary.discard(new)
                 self._opened.discard(new)
-                if old not in self._backups:
-                    self._backups[old] = new
-                    self._left.add(old)
+                self._backups.append((old, new))
 
         def following(copy: Callable[..., Any]) -> Callable[..., Any]:
             def copied(source: Any, target: Any, **kwargs: Any) -> Any:
@@ -326,10 +324,12 @@ class SavedFiles:
             path.unlink(missing_ok=True)
         elif path in self._opened:
             return  # it is the script's own
-        elif path.is_file() and path not in self._backups and os.access(path.parent, os.W_OK):
+        elif self._is_first(path):
             backup = self._backup_of(path)
             self._rename(path, backup)
-            self._backups[path] = backup
+            if self._has_come(path) is None:
+                self._overwritten.add(backup)
+            self._backups.append((path, backup))
 
     def _keep_copy(self, file: Any, is_exclusive: bool = False) -> None:
         """Copy a file of the user's, such as a table of results, that is about to be written to;
@@ -341,11 +341,11 @@ class SavedFiles:
             self._opened.add(path)  # it is the script's own
             if self._is_gpu_used() or is_exclusive:  # a run would go on with it, or fail
                 self._temporary.add(path)
-        elif path not in self._backups and self._is_gpu_used() and os.access(path.parent, os.W_OK):
+        elif self._is_gpu_used() and self._is_first(path):
             backup = self._backup_of(path)
             shutil.copy2(path, backup)
             self._temporary.discard(backup)
-            self._backups[path] = backup
+            self._backups.append((path, backup))
             self._temporary.add(path)
             self._note("files that the script wrote over or added to were put back after the trace")
 
@@ -363,18 +363,29 @@ class SavedFiles:
         backup = self._backup_of(path)
         self._rename(path, backup)
         self._moved(path, backup)
-        self._backups[path] = backup
+        self._backups.append((path, backup))
         self._note("files that the script removed were put back after the trace")
         return True
+
+    def _is_first(self, path: Path) -> bool:
+        """Whether what is replaced is not yet kept, and can be."""
+        is_kept = self._has_come(path) is False
+        return path.is_file() and not is_kept and os.access(path.parent, os.W_OK)
 
     def _is_users(self, path: Path) -> bool:
         if path in self._temporary or not os.path.lexists(path):
             return False
-        return path.lstat().st_ctime < started() or path in self._backups.values()
+        return path.lstat().st_ctime < started() or bool(self._has_come(path))
+
+    def _has_come(self, path: Path) -> bool | None:
+        """Whether what was at ``path`` at last is something of the user's that was moved there;
+        false if it was moved from there, ``None`` if it is neither."""
+        moves = reversed(self._backups)
+        return next((now == path for was, now in moves if path in (was, now)), None)
 
     def _backup_of(self, path: Path) -> Path:
         sys.audit("os.rename")  # a checkpoint is reached before, not amid a copy
-        return path.with_name(f".{path.name}.before-trace-{os.getpid()}")
+        return path.with_name(f".{path.name}.before-trace-{os.getpid()}-{len(self._backups)}")
 
     def _follows(self, source: Any, target: Any) -> None:
         if _path(source) in self._temporary:
@@ -423,23 +434,23 @@ class SavedFiles:
         for path in filter(Path.is_symlink, self._links):
             if not path.exists():
                 path.unlink()
-        for path, backup in reversed(self._backups.items()):
+        for path, backup in reversed(self._backups):
             if not os.path.lexists(backup):
                 continue
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             with suppress(OSError):  # the others are still put back
-                if path.is_file() and path not in self._left:
+                if path.is_file() and backup in self._overwritten:
                     shutil.copymode(backup, path)
                     backup.unlink()
-                    continue
-                path.parent.mkdir(parents=True, exist_ok=True)
-                self._rename(backup, path)
-                self._moved(backup, path)
+                else:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    self._rename(backup, path)
+                    self._moved(backup, path)
         for folder in self._folders:
             files = [*filter(Path.is_file, folder.rglob("*"))] if folder.is_dir() else []
             # What a child program writes, such as cp, is new; what it moves there is not.
-            is_own = self._backups.keys().isdisjoint((folder, *folder.parents)) and all(
+            is_own = dict(self._backups).keys().isdisjoint((folder, *folder.parents)) and all(
                 each in self._opened or each.stat().st_mtime >= started() for each in files
             )
             if is_own and sum(path.stat().st_size for path in files) < MIB:

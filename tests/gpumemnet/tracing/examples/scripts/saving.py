@@ -85,7 +85,7 @@ for step in range(3):
 
 
 def interrupted(
-    path, unlink=os.unlink, **options
+    path, unlink=Path.unlink, **options
 ):  # as where workers of a data loader die meanwhile
     os.kill(os.getpid(), signal.SIGCHLD)
     os.kill(os.getpid(), signal.SIGALRM)  # the deadline
@@ -99,4 +99,4 @@ def fail(number, frame):
 threading.Thread(target=threading.Event().wait, daemon=True).start()  # gets the signals
 for number in (signal.SIGCHLD, signal.SIGALRM):
     signal.signal(number, fail)
-os.unlink = interrupted
+Path.unlink = interrupted
