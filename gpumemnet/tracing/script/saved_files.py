@@ -114,6 +114,7 @@ class SavedFiles:
         self._temporary: set[Path] = set()
         self._opened: set[Any] = set()
         self._backups: list[tuple[Path, Path]] = []
+        self._is_there: dict[Path, bool] = {}
         self._overwritten: set[Path] = set()
         self._folders: list[Path] = []
         self._links: list[Path] = []
@@ -151,7 +152,7 @@ class SavedFiles:
             if is_users:
                 self._temporary.discard(new)
                 self._opened.discard(new)
-                self._backups.append((old, new))
+                self._keep(old, new)
 
         def following(copy: Callable[..., Any]) -> Callable[..., Any]:
             def copied(source: Any, target: Any, **kwargs: Any) -> Any:
@@ -327,9 +328,9 @@ class SavedFiles:
         elif self._is_first(path):
             backup = self._backup_of(path)
             self._rename(path, backup)
-            if self._has_come(path) is None:
+            if path not in self._is_there:
                 self._overwritten.add(backup)
-            self._backups.append((path, backup))
+            self._keep(path, backup)
 
     def _keep_copy(self, file: Any, is_exclusive: bool = False) -> None:
         """Copy a file of the user's, such as a table of results, that is about to be written to;
@@ -345,7 +346,7 @@ class SavedFiles:
             backup = self._backup_of(path)
             shutil.copy2(path, backup)
             self._temporary.discard(backup)
-            self._backups.append((path, backup))
+            self._keep(path, backup)
             self._temporary.add(path)
             self._note("files that the script wrote over or added to were put back after the trace")
 
@@ -363,25 +364,24 @@ class SavedFiles:
         backup = self._backup_of(path)
         self._rename(path, backup)
         self._moved(path, backup)
-        self._backups.append((path, backup))
+        self._keep(path, backup)
         self._note("files that the script removed were put back after the trace")
         return True
 
     def _is_first(self, path: Path) -> bool:
         """Whether what is replaced is not yet kept, and can be."""
-        is_kept = self._has_come(path) is False
-        return path.is_file() and not is_kept and os.access(path.parent, os.W_OK)
+        is_left = self._is_there.get(path, True)
+        return is_left and path.is_file() and os.access(path.parent, os.W_OK)
 
     def _is_users(self, path: Path) -> bool:
         if path in self._temporary or not os.path.lexists(path):
             return False
-        return path.lstat().st_ctime < started() or bool(self._has_come(path))
+        return path.lstat().st_ctime < started() or self._is_there.get(path, False)
 
-    def _has_come(self, path: Path) -> bool | None:
-        """Whether what was at ``path`` at last is something of the user's that was moved there;
-        false if it was moved from there, ``None`` if it is neither."""
-        moves = reversed(self._backups)
-        return next((now == path for was, now in moves if path in (was, now)), None)
+    def _keep(self, path: Path, place: Path) -> None:
+        """Remember where something of the user's is now."""
+        self._backups.append((path, place))
+        self._is_there |= {path: False, place: True}
 
     def _backup_of(self, path: Path) -> Path:
         sys.audit("os.rename")  # a checkpoint is reached before, not amid a copy
@@ -450,7 +450,7 @@ class SavedFiles:
         for folder in self._folders:
             files = [*filter(Path.is_file, folder.rglob("*"))] if folder.is_dir() else []
             # What a child program writes, such as cp, is new; what it moves there is not.
-            is_own = dict(self._backups).keys().isdisjoint((folder, *folder.parents)) and all(
+            is_own = self._is_there.keys().isdisjoint((folder, *folder.parents)) and all(
                 each in self._opened or each.stat().st_mtime >= started() for each in files
             )
             if is_own and sum(path.stat().st_size for path in files) < MIB:
