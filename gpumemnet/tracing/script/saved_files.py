@@ -446,7 +446,6 @@ class SavedFiles:
                 else:
                     path.parent.mkdir(parents=True, exist_ok=True)
                     self._rename(backup, path)
-                    self._moved(backup, path)
         for folder in self._folders:
             files = [*filter(Path.is_file, folder.rglob("*"))] if folder.is_dir() else []
             # What a child program writes, such as cp, is new; what it moves there is not.
