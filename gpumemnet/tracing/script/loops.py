@@ -241,7 +241,7 @@ class Loops:
                     if self.has_stepped:
                         seconds = _LESS_SECONDS
                     elif spent > seconds and not is_on_host and self._may_train(place):
-                        self._waits = True
+                        self._waits |= calm >= _CALM_ROUNDS
                         is_inner = loop is not self._running[0]
                         seconds = _MORE_SECONDS if is_inner else _MOST_SECONDS
                     is_over = calm >= _CALM_ROUNDS and spent > seconds

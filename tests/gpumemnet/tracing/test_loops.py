@@ -42,10 +42,10 @@ rounds, kept = 0, []
             1,
         ),
         # until then the script gathers, and nothing trains
-        ("for i in range(100):\n    run(); rounds += 1\n    if i > 90: backward(); break", 2),
+        ("for i in range(100):\n    run(); rounds += 1\n    if i > 90: backward(); break", 17),
         (
             "for i in range(100):\n    run(); rounds += 1\n    if i < 90: continue\n    backward(); break",
-            2,
+            17,
         ),
     ],
 )
