@@ -178,6 +178,8 @@ class ReadValues(MissingValues):
                 return True
             if self.is_assumed(tensor):
                 return self.decide(bool(operator(*args, **kwargs)))
+            if len(args) > 1:  # who compares tensors expects that they are alike
+                return self.decide(True)
             return self.condition(tensor)
         if tensor.dtype == torch.bool:
             return self.condition(tensor)
