@@ -259,7 +259,8 @@ class ScriptObserver:
         if self.has_enough_steps and self.recorder.phase == GENERATION:
             self.notes[GENERATION] = self._generation.sentence
         calls = user_calls(error)
-        if calls and (self.loaders.is_over is not None or self._whole):
+        is_enough = self.loops.has_trained and isinstance(error, EnoughSteps)
+        if calls and (self.loaders.is_over is not None or self._whole or is_enough):
             self.notes["calls"] = (
                 f"the trace ended within {calls}: what the script does after it is not in the answer"
             )

@@ -160,7 +160,7 @@ def present_gpu(
 
     def jit_traced(func: Any, *args: object, **kwargs: object) -> Any:
         values.note("torch.jit.trace was left out")
-        if isinstance(func, nn.Module):
+        if isinstance(func, nn.Module) and not hasattr(func, "save"):  # YOLO has its own
             func.__dict__["save"] = partial(jit_save, func)
         return func
 

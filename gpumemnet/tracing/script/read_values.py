@@ -261,8 +261,7 @@ class ReadValues(MissingValues):
             tensor: on the GPU, or a copy of such a tensor.
             is_lost: whether nothing follows how the copy is used.
         """
-        is_list = function.endswith("tolist")
-        if tensor.numel() > (MAX_VALUES if is_list else 4 * MAX_VALUES):  # zeros take no memory
+        if tensor.numel() > 4 * MAX_VALUES:  # zeros take no memory
             raise UnknownValueError(
                 function,
                 f"copies {tensor.numel():,} elements to the host, but a trace computes no values",
