@@ -81,7 +81,6 @@ _READS: Final = _HOST_ARRAYS | {Tensor.__bool__, Tensor.item, Tensor.__format__}
 _NUMBERS: Final[dict[Any, Callable[[Any], Any]]] = {
     Tensor.__float__: float,
     Tensor.__int__: int,
-    Tensor.__complex__: complex,
 }
 _COMPARES: Final = ("while checking arguments for", "invalid gradient at index")
 """In errors of functions that compare the devices of their arguments."""
