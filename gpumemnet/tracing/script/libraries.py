@@ -428,9 +428,7 @@ def _build_what_can_be(module: Any, note: Callable[[str], None]) -> None:
 
     def built(build: Callable[..., Any], name: str, *args: Any, **named: Any) -> Any:
         given = signature(build).bind_partial(name, *args, **named).arguments
-        files = given.get("sources", ())
-        files = [files] if isinstance(files, str) else files
-        if not given.get("cuda_sources") and not any(str(each).endswith(".cu") for each in files):
+        if not given.get("cuda_sources") and ".cu" not in str(given.get("sources")):
             return build(name, *args, **named)
         if is_guarded(sys._getframe(1)):
             raise RuntimeError("extensions of CUDA code are not built for a trace")

@@ -46,7 +46,8 @@ _COUNTS: Final = "_gpumemnet_counts"
 _DUE: Final = "_gpumemnet_due"
 _TYPE: Final = "_gpumemnet_type"
 _RISES: Final = 2
-"""How often a number has risen from one step to the next that is taken for a counter."""
+"""How often a number has risen from one step to the next that is taken for a counter; once where a
+condition stays as it is from some number on, such as that of an epoch."""
 _TRAINERS: Final = (
     "fastai/learner.py",
     "mmengine/runner/loops.py",
@@ -97,7 +98,7 @@ class _Condition:
     repeats: bool
     is_position: bool
     seen: set[bool] = field(default_factory=set)
-    step: int = 0
+    step: int = -1
     first: tuple[float, ...] = ()
     last: tuple[float, ...] = ()
     rises: int | None = 0
@@ -105,7 +106,7 @@ class _Condition:
 
     def met(self, step: int, numbers: tuple[float, ...]) -> None:
         """Learn how the numbers change from step to step."""
-        if self.step and self.rises is not None:
+        if self.first and self.rises is not None:
             fell = any(
                 a < b and a > c for a, b, c in zip(numbers, self.last, self.first, strict=False)
             )
@@ -293,11 +294,17 @@ class Loops:
         is_met = len(known.seen) > 1 or (collection and holds)
         if is_met:
             self.waiting.pop(known.line, None)
-        if is_met or not self.has_stepped or step == known.step or self._is_inside():
+        if is_met or step == known.step or self._is_inside():
             return holds
         known.met(step, values)
+        if not self.has_stepped:
+            return holds
         risen = [i for i, each in enumerate(values) if each > known.first[i]]
-        if (known.rises or 0) < _RISES or (known.leaves and not holds) or not risen:
+        if (
+            (known.rises or 0) < (1 if known.stays else _RISES)
+            or (known.leaves and not holds)
+            or not risen
+        ):
             return holds
         counter, value = risen[0], values[risen[0]]
 
