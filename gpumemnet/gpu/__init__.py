@@ -546,7 +546,7 @@ def _read(entry: object, kind: Any, place: str) -> Any:
     if not isinstance(entry, Mapping):
         raise InvalidRequestError(f"must be an object, not {describe(entry)}", place)
     known = {each.name: each.default for each in fields(kind)}
-    for name in known.keys() ^ entry.keys():
+    for name in sorted(known.keys() ^ entry.keys(), key=str):
         if name in entry:
             raise InvalidRequestError(
                 f"is not a field: known fields are {', '.join(known)}",

@@ -170,7 +170,9 @@ def asking(
         if "field" in answer:
             raise InvalidRequestError(answer["error"], answer["field"])
         if "error" in answer:
-            raise ExtractError(f"{source}: {answer['error']}")
+            raise ExtractError(
+                f"{source}: {answer['error']}{child.last_line() if answer.get('quotes') else ''}"
+            )
         return answer["answer"]
 
     with ExitStack() as children:
@@ -334,7 +336,11 @@ def _answer(compute: str) -> NoReturn:
     except InvalidRequestError as error:
         answer = {"error": error.reason, "field": error.field}
     except GpumemnetError as error:
-        answer = {"error": str(error), "ended": isinstance(error, CodeEndedError)}
+        answer = {
+            "error": str(error),
+            "ended": isinstance(error, CodeEndedError),
+            "quotes": isinstance(error.__cause__, CodeEndedError),
+        }
     except DeadlineReached as error:
         stop_alarm()
         where = user_calls(error)

@@ -342,7 +342,8 @@ class Loops:
     def due(self, place: str) -> bool:
         """Whether a condition is as it is later, because the script waits for it to train."""
         is_due = self._waits and not self.has_stepped and self._may_train(place)
-        self.hurried.update({place: None} if is_due else {})
+        if is_due:
+            self.hurried[place] = None
         return is_due
 
     def changed(self, tree: ast.Module, path: str) -> ast.Module:
