@@ -386,7 +386,7 @@ def _over_branches(trace: TraceScript, end: float) -> tuple[TraceAnswer, Assumpt
     if first.error:  # perhaps of a number that cannot be
         with suppress(ExtractError):
             further = trace(MADE_UP)
-            if not further.error and further.safe_bytes >= first.safe_bytes:
+            if not further.error and further.safe_bytes > first.safe_bytes:
                 first = replace(further, notes=(*further.notes, _MADE_UP_NOTE))
                 usual, opposite = MADE_UP, replace(MADE_UP, opposite=True)
     if not first.branches or first.is_lower_bound:  # time is up

@@ -300,13 +300,11 @@ class Loops:
         if not self.has_stepped:
             return holds
         risen = [i for i, each in enumerate(values) if each > known.first[i]]
-        if (
-            (known.rises or 0) < (1 if known.stays else _RISES)
-            or (known.leaves and not holds)
-            or not risen
-        ):
+        if not risen or (known.leaves and not holds):
             return holds
         counter, value = risen[0], values[risen[0]]
+        if (known.rises or 0) < _RISES - (known.stays and type(value) is int):
+            return holds
 
         def is_other(value: float) -> bool:
             return holds_at(*values[:counter], value, *values[counter + 1 :]) is not holds
