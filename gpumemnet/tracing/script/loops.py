@@ -46,8 +46,7 @@ _COUNTS: Final = "_gpumemnet_counts"
 _DUE: Final = "_gpumemnet_due"
 _TYPE: Final = "_gpumemnet_type"
 _RISES: Final = 2
-"""How often a number has risen from one step to the next that is taken for a counter; once where a
-condition stays as it is from some number on, such as that of an epoch."""
+"""How often a number has risen from one step to the next that is taken for a counter."""
 _TRAINERS: Final = (
     "fastai/learner.py",
     "mmengine/runner/loops.py",
@@ -98,7 +97,7 @@ class _Condition:
     repeats: bool
     is_position: bool
     seen: set[bool] = field(default_factory=set)
-    step: int = -1
+    step: int = 0
     first: tuple[float, ...] = ()
     last: tuple[float, ...] = ()
     rises: int | None = 0
@@ -106,7 +105,7 @@ class _Condition:
 
     def met(self, step: int, numbers: tuple[float, ...]) -> None:
         """Learn how the numbers change from step to step."""
-        if self.first and self.rises is not None:
+        if self.step and self.rises is not None:
             fell = any(
                 a < b and a > c for a, b, c in zip(numbers, self.last, self.first, strict=False)
             )
@@ -294,17 +293,13 @@ class Loops:
         is_met = len(known.seen) > 1 or (collection and holds)
         if is_met:
             self.waiting.pop(known.line, None)
-        if is_met or step == known.step or self._is_inside():
+        if is_met or not self.has_stepped or step == known.step or self._is_inside():
             return holds
         known.met(step, values)
-        if not self.has_stepped:
-            return holds
         risen = [i for i, each in enumerate(values) if each > known.first[i]]
-        if not risen or (known.leaves and not holds):
+        if (known.rises or 0) < _RISES or (known.leaves and not holds) or not risen:
             return holds
         counter, value = risen[0], values[risen[0]]
-        if (known.rises or 0) < _RISES - (known.stays and type(value) is int):
-            return holds
 
         def is_other(value: float) -> bool:
             return holds_at(*values[:counter], value, *values[counter + 1 :]) is not holds
