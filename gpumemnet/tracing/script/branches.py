@@ -7,6 +7,9 @@ function is not taken at first.  Where one of two numbers is taken, it is that o
 other condition is false at first.  Then the script is traced once more with every condition the
 other way, and with single ones the other way; the largest counts.
 
+Where an error ends the script, a number that was read may be why, such as a length of 0: it is
+traced once more with values that are made up.
+
 This module loads no torch, so the command line uses it.
 """
 
