@@ -92,12 +92,12 @@ class HostNumbers:
         """A real tensor with the same numbers; ``None`` if they are not known."""
         if not self._unknown(tensor):
             return tensor
-        if not self._has(tensor):
-            return (
-                self._given(self._made_up(tensor)) if self.makes_up and _is_plain(tensor) else None
-            )
-        with names.unseen():
-            return self._given(self._view(tensor))
+        if self._has(tensor):
+            with names.unseen():
+                return self._given(self._view(tensor))
+        if self.makes_up and _is_plain(tensor):
+            return self._given(self._made_up(tensor))
+        return None
 
     def _made_up(self, tensor: Tensor) -> Tensor:
         """Make up numbers of a tensor, and of what else is in its storage."""

@@ -267,9 +267,9 @@ class GpuRequests(TorchFunctionMode):
             result = func(*args, **named)
         if device is None:
             self._follow_arguments(func, args, named, result)
-        if given is not None and device is None:
-            self._observer.stays_deferred(given, result)
         if given is not None:
+            if device is None:
+                self._observer.stays_deferred(given, result)
             is_like = func in _LIKE and not result.is_floating_point()
             if (is_like or func in _NEW) and result.is_meta and result.numel() <= MOST_NUMBERS:
                 like = torch.empty(given.shape if is_like else 0, dtype=given.dtype)

@@ -443,6 +443,9 @@ class _Unbuilt(ModuleType):
     """An extension that could not be built."""
 
     def __getattr__(self, name: str) -> Callable[..., NoReturn]:
+        if name.startswith("__"):  # Python asks modules for such names
+            raise AttributeError(name)
+
         def run(*args: object, **kwargs: object) -> NoReturn:
             raise ExtractError(f"{self.__name__}.{name} is compiled for a GPU; {COMPILED}")
 

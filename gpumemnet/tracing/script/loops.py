@@ -2,10 +2,10 @@
 
 The code is changed as it is compiled: each ``for`` and ``while`` asks after a round whether it goes
 on.  Evaluation, generation and steps of an environment repeat thousands of rounds.  Where the last
-ones reached no new peak on the GPU, left nothing there, and trained nothing there, the loop is left after
-some seconds; a note says so where that is before the first steps.  A loop that trains is left once
-the script has trained for long enough and its last rounds brought nothing new: what the script does
-after it is traced too, such as an evaluation or another network.
+ones reached no new peak on the GPU, left nothing there, and trained nothing there, the loop is left
+after some seconds; a note says so where that is before the first steps.  A loop that trains is left
+once the script has trained for long enough and its last rounds brought nothing new: what the script
+does after it is traced too, such as an evaluation or another network.
 
 Conditions on counters, such as ``step % 1000 == 0``, ``epoch in milestones`` and ``epoch > 50``, are
 asked for, too.  Where the counter is the number of a loop over a range, that loop goes on with the
