@@ -3,6 +3,7 @@ documents of the package."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import tempfile
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from gpumemnet.errors import InvalidRequestError
 
@@ -36,8 +37,32 @@ def write_file(path: Path, content: bytes) -> None:
         os.fsync(stream.fileno())
 
 
+def read_file(path: Path, most_bytes: int) -> bytes:
+    """The content of a file.
+
+    Raises:
+        OSError: when the file cannot be read, or is larger.
+    """
+    with path.open("rb") as stream:
+        content = stream.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise OSError(errno.EFBIG, f"it is larger than {most_bytes} bytes")
+    return content
+
+
 def replace_file(path: Path, content: bytes) -> None:
     """Replace ``path`` by ``content`` atomically: a reader sees the old file or the new one.
+
+    Raises:
+        OSError: when the file system refuses.
+    """
+    with replacing(path) as stream:
+        stream.write(content)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A stream to what replaces ``path`` atomically, once the block has ended without an error.
 
     Raises:
         OSError: when the file system refuses.
@@ -47,7 +72,7 @@ def replace_file(path: Path, content: bytes) -> None:
     ) as stream:
         staging = Path(stream.name)
         try:
-            stream.write(content)
+            yield stream
             stream.flush()
             os.fchmod(stream.fileno(), 0o644)
             os.fsync(stream.fileno())
@@ -99,28 +124,20 @@ def locked(path: Path, timeout_seconds: float) -> Iterator[None]:
         os.close(descriptor)
 
 
-def stated_json(path: Path, field: str, kind: str) -> Any:
+def stated_json(path: Path, field: str) -> Any:
     """The JSON document in a user's file.
 
     Args:
         path: the file, of at most :data:`MAX_STATED_BYTES`.
         field: what it was given for, for errors.
-        kind: what it should hold, for errors.
 
     Raises:
         InvalidRequestError: the file cannot be read, is too large, or is no JSON.
     """
     try:
-        with path.open("rb") as file:
-            text = file.read(MAX_STATED_BYTES + 1)
+        return json.loads(read_file(path, MAX_STATED_BYTES))
     except OSError as error:
         raise InvalidRequestError(f"{path} cannot be read: {error.strerror}", field) from None
-    if len(text) > MAX_STATED_BYTES:
-        raise InvalidRequestError(
-            f"{path} is larger than {MAX_STATED_BYTES} bytes: no {kind}", field
-        )
-    try:
-        return json.loads(text)
     except (ValueError, RecursionError):
         raise InvalidRequestError(f"{path} is no JSON file", field) from None
 

@@ -475,7 +475,7 @@ def load_profile(path: Path) -> DeviceProfile:
         InvalidRequestError: when the file cannot be read, or a field is missing, unknown or wrong;
             names the field.
     """
-    document = stated_json(path, "gpu", "device profile")
+    document = stated_json(path, "gpu")
     if not isinstance(document, dict) or document.get("format") != PROFILE_FORMAT:
         raise InvalidRequestError(
             f"{path} is no device profile: its 'format' must be '{PROFILE_FORMAT}'", "gpu"

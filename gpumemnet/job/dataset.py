@@ -7,9 +7,7 @@ reads a dataset too.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -19,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.atomic_files import sync_folder
+from gpumemnet.atomic_files import replacing
 from gpumemnet.errors import DatasetError, first_line
 from gpumemnet.job.arrow_codec import is_layers, read_arrow_jobs
 from gpumemnet.job.job_files import (
@@ -212,27 +210,18 @@ def write_dataset(path: str | Path, measurements: Iterable[Measurement]) -> int:
     import pyarrow.parquet as pq
 
     path, schema, rows = Path(path), dataset_schema(), map(_row, measurements)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     count = 0
     try:
-        with partial.open("wb") as file:
-            with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-                while batch := list(itertools.islice(rows, _ROWS_AT_ONCE)):
-                    if any(row["provenance"] == "stand_in" for row in batch):
-                        raise DatasetError(
-                            "a rehearsal with a stand-in process measured nothing: its rows cannot enter a dataset"
-                        )
-                    writer.write_batch(pa.RecordBatch.from_pylist(batch, schema=schema))
-                    count += len(batch)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-        sync_folder(path.parent)
+        with replacing(path) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
+            while batch := list(itertools.islice(rows, _ROWS_AT_ONCE)):
+                if any(row["provenance"] == "stand_in" for row in batch):
+                    raise DatasetError(
+                        "a rehearsal with a stand-in process measured nothing: its rows cannot enter a dataset"
+                    )
+                writer.write_batch(pa.RecordBatch.from_pylist(batch, schema=schema))
+                count += len(batch)
     except OSError as error:
         raise DatasetError(f"{path} cannot be written: {error.strerror or error}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink()
     return count
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from gpumemnet.atomic_files import read_file
 from gpumemnet.errors import (
     DatasetError,
     FieldError,
@@ -322,14 +323,11 @@ def _lines(file: JobFile, span: Span) -> Iterator[tuple[int, list[bytes]]]:
 def _json_tables(path: Path) -> Iterator[JobTable]:
     if not path.is_file():
         raise InvalidRequestError(f"{path} does not exist", "jobs")
-    with path.open("rb") as file:
-        text = file.read(MAX_JSON_BYTES + 1)
-    if len(text) > MAX_JSON_BYTES:
-        raise InvalidRequestError(
-            f"{path} is larger than {MAX_JSON_BYTES} bytes: write one job a line (.jsonl) instead",
-            "jobs",
-        )
-    document = parse_json(text)
+    try:
+        document = parse_json(read_file(path, MAX_JSON_BYTES))
+    except OSError as error:
+        reason = f"{path} cannot be read: {error.strerror}; write many jobs one a line (.jsonl)"
+        raise InvalidRequestError(reason, "jobs") from None
     documents = document if isinstance(document, list) else [document]
     for start in range(0, len(documents), CHUNK_ROWS):
         read = read_jobs(documents[start : start + CHUNK_ROWS])

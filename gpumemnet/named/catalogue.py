@@ -168,7 +168,7 @@ def unknown_model(name: str, remedy: str) -> InvalidRequestError:
 
 
 def _from_file(path: Path, name: str) -> NamedModel:
-    config = stated_json(path, "model", "config.json of a model")
+    config = stated_json(path, "model")
     if not isinstance(config, dict):
         raise InvalidRequestError(f"{path} is no config.json of a model", "model")
     return given_model(config, name, str(path))

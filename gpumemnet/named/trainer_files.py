@@ -16,13 +16,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.atomic_files import shipped_json
+from gpumemnet.atomic_files import MAX_STATED_BYTES, read_file, shipped_json
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
 from gpumemnet.named.blocks import effects
 from gpumemnet.named.methods import ALL_LINEAR
 
-_MAX_FILE_BYTES: Final = 2**20
 _YAML: Final = (".yaml", ".yml")
 _JSON: Final = ".json"
 _OFF: Final[tuple[Any, ...]] = (None, False, 0, "", "none", "no", "off", "false", [], {})
@@ -167,10 +166,9 @@ def _document(path: Path) -> dict[str, Any]:
     import yaml  # a model's name needs none
 
     try:
-        with path.open("rb") as file:
-            text = file.read(_MAX_FILE_BYTES + 1)
+        text = read_file(path, MAX_STATED_BYTES)
         document = json.loads(text) if path.suffix.lower() == _JSON else yaml.safe_load(text)
-        if isinstance(document, dict) and len(text) <= _MAX_FILE_BYTES:
+        if isinstance(document, dict):
             return document
     except OSError as error:
         raise InvalidRequestError(f"cannot be read: {error.strerror}", str(path)) from None

@@ -242,7 +242,7 @@ def load_plan(path: Path | str) -> Plan:
     Raises:
         InvalidRequestError: the file cannot be read, or holds no plan.
     """
-    return plan_from_dict(stated_json(Path(path), "plan", "plan"))
+    return plan_from_dict(stated_json(Path(path), "plan"))
 
 
 def checked_decisions(document: object, field: str = "decisions") -> dict[str, Decision]:

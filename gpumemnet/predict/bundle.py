@@ -35,7 +35,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from gpumemnet.atomic_files import write_file
+from gpumemnet.atomic_files import STAGING_PREFIX, read_file, sync_folder, write_file
 from gpumemnet.errors import BundleError, first_line
 from gpumemnet.predict.bundle_card import BundleCard, parse_card
 from gpumemnet.predict.features import FEATURE_NAMES, SEQUENCE_COLUMNS
@@ -57,15 +57,20 @@ class Bundle:
 
     Attributes:
         card: the parsed card.
-        model: the ONNX graph, serialised.
+        files: the content of each of :data:`BUNDLE_FILES`.
         sha256: hash over both files; identifies the bundle in every answer.
         source: the folder that it was loaded from, for messages.
     """
 
     card: BundleCard
-    model: bytes
+    files: Mapping[str, bytes]
     sha256: str
     source: str
+
+    @property
+    def model(self) -> bytes:
+        """The ONNX graph, serialised."""
+        return self.files[MODEL_FILE]
 
 
 def load_bundle(folder: str | Path) -> Bundle:
@@ -78,7 +83,7 @@ def load_bundle(folder: str | Path) -> Bundle:
     folder = Path(folder)
     if not folder.is_dir():
         raise BundleError(f"{folder}: no such bundle folder")
-    contents = {name: _read(folder / name) for name in (MODEL_FILE, CARD_FILE, SUMS_FILE)}
+    contents = {name: _read(folder / name) for name in sorted(BUNDLE_FILES)}
     sums = _parse_sums(contents[SUMS_FILE], folder)
     for name in (MODEL_FILE, CARD_FILE):
         if sums.get(name) != hashlib.sha256(contents[name]).hexdigest():
@@ -86,9 +91,7 @@ def load_bundle(folder: str | Path) -> Bundle:
                 f"{folder / name}: its checksum differs from {SUMS_FILE}: the file was altered or cut short"
             )
     card = parse_card(contents[CARD_FILE], folder / CARD_FILE)
-    return Bundle(
-        card, contents[MODEL_FILE], hashlib.sha256(contents[SUMS_FILE]).hexdigest(), str(folder)
-    )
+    return Bundle(card, contents, hashlib.sha256(contents[SUMS_FILE]).hexdigest(), str(folder))
 
 
 def load_bundles(folder: str | Path) -> tuple[Bundle, ...]:
@@ -124,12 +127,22 @@ def save_bundle(folder: str | Path, model: bytes, document: Mapping[str, Any]) -
         f"{hashlib.sha256(content).hexdigest()}  {name}\n"
         for name, content in ((MODEL_FILE, model), (CARD_FILE, card))
     ).encode()
+    return write_bundle(folder, {MODEL_FILE: model, CARD_FILE: card, SUMS_FILE: sums})
+
+
+def write_bundle(folder: Path, files: Mapping[str, bytes]) -> Bundle:
+    """Writes the files of a bundle atomically, in place of the folder that is there.
+
+    Raises:
+        BundleError: when they are no bundle.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    staging = Path(tempfile.mkdtemp(prefix=STAGING_PREFIX, dir=folder.parent))
     try:
-        for name, content in ((MODEL_FILE, model), (CARD_FILE, card), (SUMS_FILE, sums)):
+        for name, content in files.items():
             write_file(staging / name, content)
         staging.chmod(0o755)
+        sync_folder(staging)
         load_bundle(staging)
         if folder.exists():
             retired = staging.with_name(staging.name + ".old")
@@ -140,6 +153,7 @@ def save_bundle(folder: str | Path, model: bytes, document: Mapping[str, Any]) -
             staging.rename(folder)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+    sync_folder(folder.parent)
     return load_bundle(folder)
 
 
@@ -221,15 +235,11 @@ def _checked_session(bundle: Bundle) -> InferenceSession:
 
 def _read(path: Path) -> bytes:
     try:
-        with path.open("rb") as stream:
-            content = stream.read(MAX_FILE_BYTES + 1)
+        return read_file(path, MAX_FILE_BYTES)
     except OSError as error:
         raise BundleError(
             f"{path}: cannot be read ({error.strerror}): a bundle holds {MODEL_FILE}, {CARD_FILE}, {SUMS_FILE}"
         ) from None
-    if len(content) > MAX_FILE_BYTES:
-        raise BundleError(f"{path}: larger than {MAX_FILE_BYTES} bytes: no bundle of this project")
-    return content
 
 
 def _parse_sums(content: bytes, folder: Path) -> dict[str, str]:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -29,18 +28,18 @@ from typing import Any, Final
 from gpumemnet.atomic_files import (
     STAGING_PREFIX,
     locked,
+    read_file,
     replace_file,
     sync_folder,
-    write_file,
 )
-from gpumemnet.errors import BundleError, RegistryBusyError, RegistryError, UnknownReleaseError
+from gpumemnet.errors import RegistryBusyError, RegistryError, UnknownReleaseError
 from gpumemnet.job.layers import describe
 from gpumemnet.predict.bundle import (
-    BUNDLE_FILES,
     MAX_FILE_BYTES,
     Bundle,
     load_bundle,
     shipped_bundles,
+    write_bundle,
 )
 
 FORMAT: Final = 1
@@ -252,7 +251,7 @@ class Registry:
             Predictor(chosen.values())
             release = Release(
                 name=name,
-                bundles=tuple(self._add(Path(bundle.source)).sha256 for bundle in chosen.values()),
+                bundles=tuple(self._add(bundle).sha256 for bundle in chosen.values()),
                 created=_now(),
                 parent=parent,
                 lineage=dict(lineage or {}),
@@ -341,29 +340,13 @@ class Registry:
         replace_file(self.aliases_file, _document(asdict(aliases)))
         return aliases
 
-    def _add(self, source: Path) -> Bundle:
-        bundle = load_bundle(source)
+    def _add(self, bundle: Bundle) -> Bundle:
         folder = self._bundle_folder(bundle.sha256)
-        if folder.exists():
-            return self._load_bundle(bundle.sha256)
-        folder.parent.mkdir(exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=STAGING_PREFIX, dir=folder.parent))
-        try:
-            for name in sorted(BUNDLE_FILES):
-                content = _read(source / name)
-                if content is None:
-                    raise BundleError(f"{source / name}: was removed while the bundle was copied")
-                write_file(staging / name, content)
-                (staging / name).chmod(0o444)
-            staging.chmod(0o755)
-            sync_folder(staging)
-            if load_bundle(staging).sha256 != bundle.sha256:
-                raise BundleError(f"{source}: was altered while it was copied")
-            staging.rename(folder)
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
-        sync_folder(folder.parent)
-        sync_folder(self.folder)
+        if not folder.exists():
+            write_bundle(folder, bundle.files)
+            for file in folder.iterdir():
+                file.chmod(0o444)
+            sync_folder(self.folder)
         return self._load_bundle(bundle.sha256)
 
     def _load_bundle(self, sha256: str) -> Bundle:
@@ -445,15 +428,11 @@ def _entries(folder: Path) -> list[Path]:
 
 def _read(path: Path) -> bytes | None:
     try:
-        with path.open("rb") as stream:
-            content = stream.read(MAX_FILE_BYTES + 1)
+        return read_file(path, MAX_FILE_BYTES)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise RegistryError(f"{path}: cannot be read ({error.strerror})") from None
-    if len(content) > MAX_FILE_BYTES:
-        raise RegistryError(f"{path}: larger than {MAX_FILE_BYTES} bytes: no file of a registry")
-    return content
 
 
 def _parsed(content: bytes, path: Path) -> dict[str, Any]:

@@ -93,6 +93,7 @@ def save_classifier(
     }
     is_run = data.provenances != TRACED
     names, counts = np.unique(data.gpus[is_run] if is_run.any() else data.gpus, return_counts=True)
+    inputs = classifier.network.inputs
     bounds = zip(GROUP_NAMES, classifier.scored_rows, classifier.multiples, strict=True)
     card = {
         "format_version": FORMAT_VERSION,
@@ -110,10 +111,10 @@ def save_classifier(
         "support": _support(data),
         "line": {
             "method": "median regression over the closed form, fixed in training",
-            "slopes": classifier.slopes.tolist(),
-            "totals_slopes": classifier.totals_slopes.tolist(),
-            "log_shifts": dict(zip(GROUP_NAMES, classifier.shifts.tolist(), strict=True)),
-            "log_errors": dict(zip(GROUP_NAMES, classifier.units.tolist(), strict=True)),
+            "slopes": inputs.line.slopes.flatten().tolist(),
+            "totals_slopes": inputs.line.totals_slopes.flatten().tolist(),
+            "log_shifts": dict(zip(GROUP_NAMES, inputs.shifts.flatten().tolist(), strict=True)),
+            "log_errors": dict(zip(GROUP_NAMES, inputs.units.flatten().tolist(), strict=True)),
         },
         "conformal": {
             "method": "cross-conformal by group: log-errors in units of the predicted spread and a floor, of "

@@ -107,8 +107,6 @@ class TrainedClassifier:
     Attributes:
         network: the whole network that is exported, in evaluation mode.
         plan: how it was trained.
-        slopes, totals_slopes: of the line's terms.
-        shifts, units: centre and typical error of the line in each group, shape ``[G]``.
         multiples: bounds of each group in units of the spread with the constant added, shape ``[G,
             C]``.
         added_spread: constant added to every spread, in units of the line's error.
@@ -117,10 +115,6 @@ class TrainedClassifier:
 
     network: MLPClassifier | SequenceClassifier
     plan: TrainingPlan
-    slopes: Array
-    totals_slopes: Array
-    shifts: Array
-    units: Array
     multiples: Array
     added_spread: float
     scored_rows: Rows
@@ -189,18 +183,7 @@ def train(
         if network.encoder is None
         else SequenceClassifier(inputs, network.encoder, head)
     )
-    line = inputs.line
-    return TrainedClassifier(
-        served.eval(),
-        plan,
-        line.slopes[:, 0].double().numpy(),
-        line.totals_slopes[:, 0].double().numpy(),
-        inputs.shifts[:, 0].double().numpy(),
-        inputs.units[:, 0].double().numpy(),
-        multiples,
-        added,
-        counts,
-    )
+    return TrainedClassifier(served.eval(), plan, multiples, added, counts)
 
 
 def _part(progress: Callable[[float], None], step: int, steps: int) -> Callable[[float], None]:

@@ -10,21 +10,20 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from typing import Annotated, Any, Final, Literal, TypeVar, get_type_hints
 
+from annotated_types import GroupedMetadata
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
     WithJsonSchema,
     create_model,
 )
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, core_schema
 
 from gpumemnet.job.layers import describe
 from gpumemnet.predict import gpu_fit, largest_batch, prediction
@@ -60,23 +59,16 @@ Job = Annotated[Any, WithJsonSchema(JOB_SCHEMA)]
 """The JSON document of a job, which :mod:`gpumemnet.job.json_codec` reads."""
 
 
-class OneOf:
+class OneOf(GroupedMetadata):
     """Annotation of a string that must be one of ``names``."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = tuple(names)
 
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        """Validate the string."""
-        return core_schema.no_info_after_validator_function(self._check, handler(source))
-
-    def __get_pydantic_json_schema__(
-        self, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        """The schema: an enumeration of the names."""
-        return {"type": "string", "enum": list(self._names)}
+    def __iter__(self) -> Iterator[object]:
+        """The check, and the schema: an enumeration of the names."""
+        yield AfterValidator(self._check)
+        yield WithJsonSchema({"type": "string", "enum": list(self._names)})
 
     def _check(self, text: str) -> str:
         if text not in self._names:

@@ -241,7 +241,7 @@ def test_a_missing_field_is_named(tmp_path: Path) -> None:
             b'{"format": "gpumemnet-device-profile", "version": 2}',
             "has version 2, and this gpumemnet reads 1",
         ),
-        (b" " * (2**20 + 1), "is larger than 1048576 bytes: no device profile"),
+        (b" " * (2**20 + 1), "cannot be read: it is larger than 1048576 bytes"),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, content: bytes, sentence: str) -> None:

@@ -74,7 +74,8 @@ def test_the_line_is_found_and_kept(few: LabelledJobs) -> None:
     labels = 0.8 * segments + 40 * MIB
     data = replace(few, label_bytes=labels, lower_bytes=labels - MIB, upper_bytes=labels + MIB)
     found = train(data, PLANS["mlp"])
-    assert found.slopes[1] + found.slopes[2] == pytest.approx(0.8, abs=0.02)
+    slopes = found.network.inputs.line.slopes
+    assert float(slopes[1] + slopes[2]) == pytest.approx(0.8, abs=0.02)
     errors = np.log((amounts_of(found, data)[:, 1] + SLACK_BYTES) / (labels + SLACK_BYTES))
     assert np.abs(errors).max() < 0.02
 
