@@ -51,7 +51,7 @@ def campaign(
         ),
     ],
     time_budget: Annotated[
-        float | None, typer.Option(metavar="SECONDS", min=10, help="The campaign stops by then.")
+        float, typer.Option(metavar="SECONDS", min=10, help="The campaign stops by then.")
     ] = 540.0,
     jobs: Annotated[
         int,

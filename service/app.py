@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Final
 
@@ -169,7 +170,7 @@ def create_app(settings: Settings) -> FastAPI:
     # The default layers of Starlette and FastAPI (errors, exit stacks of dependencies) cost 30 µs a
     # request, a tenth of a response.  The access control handles the errors instead.
     app.build_middleware_stack = lambda: AccessControl(  # type: ignore[method-assign]
-        app.router,
+        app=app.router,
         keys=keys,
         hosts=settings.hosts(),
         serving=serving,
@@ -178,26 +179,26 @@ def create_app(settings: Settings) -> FastAPI:
     return app
 
 
+@dataclass(eq=False)
 class Repeated:
     """Calls a function in a thread of its own until it is stopped; the thread survives errors.
 
-    Args:
+    Attributes:
         name: name of the thread.
         seconds: pause before each call.
         action: the function.
     """
 
-    def __init__(self, name: str, seconds: float, action: Callable[[], None]) -> None:
-        self._stopping = threading.Event()
-        self._name = name
-        self._seconds = seconds
-        self._action = action
-        self._thread: threading.Thread | None = None
+    name: str
+    seconds: float
+    action: Callable[[], None]
+    _stopping: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Start the thread; call it in the process that serves."""
         self._stopping.clear()
-        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -207,36 +208,36 @@ class Repeated:
             self._thread.join(STOP_SECONDS)
 
     def _run(self) -> None:
-        while not self._stopping.wait(self._seconds):
+        while not self._stopping.wait(self.seconds):
             try:
-                self._action()
+                self.action()
             except Exception:
-                logger.exception("%s failed", self._name)
+                logger.exception("%s failed", self.name)
 
 
+@dataclass(eq=False)
 class KeyFile:
     """Follows the file of keys: a removed key stops working without a signal, as where a Secret is
     mounted.
 
-    Args:
+    Attributes:
         settings: of the service.
         keys: the keys in use.
     """
 
-    def __init__(self, settings: Settings, keys: KeyRing) -> None:
-        self._settings = settings
-        self._keys = keys
-        self._failure = ""
+    settings: Settings
+    keys: KeyRing
+    _failure: str = ""
 
     def follow(self) -> None:
         """Read the keys again; a file that cannot be used changes nothing."""
         try:
-            keys = self._settings.keys()
+            keys = self.settings.keys()
         except SettingsError as error:
             if str(error) != self._failure:
                 logger.error("the keys stay as they were: %s", error)
             self._failure = str(error)
             return
         self._failure = ""
-        if keys is not None and self._keys.replace(keys):
-            logger.info("the keys have changed: %d", len(self._keys))
+        if keys is not None and self.keys.replace(keys):
+            logger.info("the keys have changed: %d", len(self.keys))

@@ -73,29 +73,21 @@ class Blocks(nn.Sequential):
 
 
 class Residual(nn.Module):
-    """``features + branch(features)``."""
+    """``branch(features)``, and the features themselves or what ``shortcut`` makes of them."""
 
-    def __init__(self, branch: nn.Module) -> None:
+    def __init__(self, branch: nn.Module, shortcut: nn.Module | None = None) -> None:
         super().__init__()
         self.branch = branch
+        self.shortcut = shortcut
 
     def forward(self, features: Tensor) -> Tensor:
-        """The sum; the branch keeps the shape."""
-        summed: Tensor = features + self.branch(features)
-        return summed
+        """The sum of both."""
+        branched: Tensor = self.branch(features)
+        return branched + (features if self.shortcut is None else self.shortcut(features))
 
 
 def checkpoint_blocks(network: nn.Module) -> None:
-    """Makes every block of ``network`` recompute in the backward pass.
-
-    Raises:
-        RuntimeError: when the network has no blocks, such as networks of other libraries;
-            ``every_block`` would have no effect.
-    """
-    stacks = [module for module in network.modules() if isinstance(module, Blocks)]
-    if not stacks:
-        raise RuntimeError(
-            "this network has no blocks to checkpoint: leave checkpointing 'none' in its recipe"
-        )
-    for stack in stacks:
-        stack.checkpointing = True
+    """Makes every block of ``network`` recompute in the backward pass."""
+    for module in network.modules():
+        if isinstance(module, Blocks):
+            module.checkpointing = True

@@ -82,20 +82,6 @@ class PixelMlp(nn.Module):
         return mixed.permute(0, 3, 1, 2)
 
 
-class Projected(nn.Module):
-    """``branch(features) + shortcut(features)``."""
-
-    def __init__(self, branch: nn.Module, shortcut: nn.Module) -> None:
-        super().__init__()
-        self.branch = branch
-        self.shortcut = shortcut
-
-    def forward(self, features: Tensor) -> Tensor:
-        """The sum of both."""
-        summed: Tensor = self.branch(features) + self.shortcut(features)
-        return summed
-
-
 class Concatenated(nn.Module):
     """``features`` with the channels of ``branch(features)`` after them (DenseNet)."""
 
@@ -130,18 +116,9 @@ class Level(nn.Module):
         self.decoder = decoder
 
     def forward(self, features: Tensor) -> Tensor:
-        """The decoder's output, as large as the encoder's.
-
-        Raises:
-            ValueError: when the deeper levels return a map of another size.
-        """
+        """The decoder's output, as large as the encoder's."""
         skipped = self.encoder(features)
         returned = self.below(skipped)
-        if returned.shape[-1] != skipped.shape[-1]:
-            before, after = skipped.shape[-1], returned.shape[-1]
-            raise ValueError(
-                f"a map of {before} × {before} pixels comes back from below as {after} × {after}"
-            )
         decoded: Tensor = self.decoder(
             torch.cat((skipped, returned), dim=1)
             if self.lateral is None
@@ -299,11 +276,10 @@ def _summed(
     cnn: CnnArchitecture, branch: nn.Module, inputs: int, width: int, stride: int
 ) -> nn.Module:
     """The branch added to its input, which is projected where the map changes, and activated."""
-    residual: nn.Module = Residual(branch)
+    shortcut = None
     if inputs != width or stride != 1:
         shortcut = nn.Sequential(_conv(cnn, inputs, width, 1, stride), *_norm(cnn, width))
-        residual = Projected(branch, shortcut)
-    return nn.Sequential(residual, _activation(cnn))
+    return nn.Sequential(Residual(branch, shortcut), _activation(cnn))
 
 
 def _dense(cnn: CnnArchitecture, inputs: int, width: int, stride: int) -> nn.Module:

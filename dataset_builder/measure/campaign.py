@@ -75,7 +75,7 @@ class Tally:
     total: int
     before: int
     started: float
-    budget_seconds: float | None = None
+    budget_seconds: float
     statuses: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -88,9 +88,7 @@ class Tally:
         """What is done, in words, and as a share of the jobs or of the time, whichever is larger."""
         done = self.before + self.finished
         counts = "".join(f", {count:,} {status}" for status, count in self.statuses.items())
-        share = done / self.total
-        if self.budget_seconds is not None:
-            share = max(share, (time.monotonic() - self.started) / self.budget_seconds)
+        share = max(done / self.total, (time.monotonic() - self.started) / self.budget_seconds)
         return f"{done:,} of {self.total:,} jobs{counts}", min(share, 1.0)
 
 
@@ -152,8 +150,6 @@ def run_campaign(
 def _end_times(tally: Tally) -> tuple[float, float]:
     """Time of the last start of a job, and time at which running jobs are abandoned, on the
     monotonic clock."""
-    if tally.budget_seconds is None:
-        return float("inf"), float("inf")
     grace = min(_MAX_GRACE_SECONDS, tally.budget_seconds / 10)
     end = tally.started + tally.budget_seconds
     return end - grace, end - grace / 3

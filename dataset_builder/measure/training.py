@@ -140,9 +140,9 @@ def set_backends(options: Options) -> None:
 def build_network(planned: PlannedJob, device: torch.device) -> nn.Module:
     """The network with its options applied, on ``device``, in training mode.
 
-    It is built on the meta device.  Each tensor is then allocated on ``device`` in the order of
-    ``module.to(device)`` and filled from the host.  The allocations equal those of a network that
-    is built on the host, without the seconds of its initialisation.
+    It is built on the meta device.  Its tensors, none of which two modules share, are then allocated
+    on ``device`` in the order of ``module.to(device)`` and filled from the host.  The allocations
+    equal those of a network that is built on the host, without the seconds of its initialisation.
     """
     members = family(planned.family)
     with torch.device("meta"):
@@ -152,8 +152,12 @@ def build_network(planned: PlannedJob, device: torch.device) -> nn.Module:
         # full.
         network = _apply_options(members.build(planned.architecture), planned.options).to(device)
     else:
-        network = _apply_options(network, planned.options)
-        _allocate(network, device, {})
+        network = _apply_options(network, planned.options).to_empty(device=device)
+        for name, parameter in network.named_parameters():
+            _copy_over(parameter.detach(), _weight_values(name, parameter))
+        for name, buffer in network.named_buffers():
+            value = _BUFFER_VALUES[name.rpartition(".")[2]]
+            _copy_over(buffer, torch.full((_BLOCK_ELEMENTS,), value, dtype=buffer.dtype))
     return network.train()
 
 
@@ -184,29 +188,6 @@ def _apply_options(network: nn.Module, options: Options) -> nn.Module:
 
 
 _BUFFER_VALUES: Final = {"running_mean": 0.0, "running_var": 1.0, "num_batches_tracked": 0.0}
-
-
-def _allocate(module: nn.Module, device: torch.device, allocated: dict[int, nn.Parameter]) -> None:
-    """Make every meta tensor of ``module`` on ``device``, children first as ``module.to`` does;
-    tied weights stay tied."""
-    for child in module.children():
-        _allocate(child, device, allocated)
-    for name, parameter in module._parameters.items():
-        if parameter is not None:
-            if id(parameter) not in allocated:
-                values = torch.empty_like(parameter, device=device, requires_grad=False)
-                _copy_over(values, _weight_values(name, parameter))
-                allocated[id(parameter)] = nn.Parameter(
-                    values, requires_grad=parameter.requires_grad
-                )
-            module._parameters[name] = allocated[id(parameter)]
-    for name, buffer in module._buffers.items():
-        if buffer is not None:
-            values = torch.empty_like(buffer, device=device)
-            _copy_over(
-                values, torch.full((_BLOCK_ELEMENTS,), _BUFFER_VALUES[name], dtype=buffer.dtype)
-            )
-            module._buffers[name] = values
 
 
 def _weight_values(name: str, parameter: Tensor) -> Tensor:

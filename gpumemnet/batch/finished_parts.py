@@ -53,6 +53,7 @@ class Tally:
         return Tally(*map(sum, zip(*counts, strict=True)))
 
 
+@dataclass(frozen=True)
 class PartFiles:
     """The folder of a batch's finished parts.
 
@@ -60,9 +61,8 @@ class PartFiles:
         DatasetError: when a file cannot be written.
     """
 
-    def __init__(self, folder: Path, output_format: str) -> None:
-        self.folder = folder
-        self.output_format = output_format
+    folder: Path
+    output_format: str
 
     def finished(self) -> dict[str, Tally]:
         """Name → counts of each finished part."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, Final
 
@@ -71,25 +71,18 @@ def alternatives(
     return tuple(each for each in found if each is not None)
 
 
+@dataclass(frozen=True)
 class _Job:
     """The job as it stands, and what its changes take."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        inputs: ModelInputs,
-        request: TraceRequest,
-        costs: tuple[StepCosts, Machine, Chain] | None,
-    ) -> None:
-        self._model = model
-        self._inputs = inputs
-        self._request = request
-        self._costs = costs
-        self._platform, _ = with_cudnn(Platform.of(request.gpu, request.options), request.cudnn)
+    model: nn.Module
+    inputs: ModelInputs
+    request: TraceRequest
+    costs: tuple[StepCosts, Machine, Chain] | None
 
     def changed(self, change: Mapping[str, Any]) -> Alternative | None:
         """Return what the job takes with a change; ``None`` if it does not go with this job."""
-        now = self._request.options
+        now = self.request.options
         where = change.get("where", {})
         if any(getattr(now, name) not in values for name, values in where.items()):
             return None
@@ -107,7 +100,7 @@ class _Job:
             memory = self._with_options(options, change.get("own_optimizer"))
         if memory is None:
             return None
-        is_named = isinstance(self._model, TrainedModel)
+        is_named = isinstance(self.model, TrainedModel)
         how = change["trainer" if is_named and "trainer" in change else "how"]
         change_text, how_text, time = (
             text.format(**words, **options) for text in (change["change"], how, words["time"])
@@ -117,7 +110,7 @@ class _Job:
             change=change_text,
             expected_bytes=memory.expected_bytes,
             safe_bytes=memory.safe_bytes,
-            verdict=verdict_of(memory, self._request.gpu),
+            verdict=verdict_of(memory, self.request.gpu),
             effect=change["effect"],
             time=time,
             how=how_text,
@@ -126,16 +119,16 @@ class _Job:
 
     def _decided(self, decision: Decision, every: int, words: dict[str, Any]) -> Memory | None:
         """Return the memory of a step with one decision for each ``every``-th unit."""
-        if self._costs is None:
+        if self.costs is None:
             return None
-        step, machine, chain = self._costs
+        step, machine, chain = self.costs
         units = [unit for unit, may in zip(step.units, step.evictable, strict=True) if may]
         planned = simulate(step, machine, dict.fromkeys(units[::every], decision), chain=chain)
         if planned.host_bytes > machine.host_memory_bytes:
             return None
         kept = float(chain.step_seconds(chain.keep_all()[None])[0])
         words["time"] = f"{100 * (planned.step_seconds / kept - 1):+.1f} %, modelled"
-        is_named = isinstance(self._model, TrainedModel)  # the model is inside of its loss
+        is_named = isinstance(self.model, TrainedModel)  # the model is inside of its loss
         words["model"] = "trainer.model" if is_named else "model"
         words["blocks"] = ", ".join(ranges(u.removeprefix("model." * is_named) for u in units))
         return self._memory(planned.timeline)
@@ -143,14 +136,14 @@ class _Job:
     def _accumulated(self, options: dict[str, Any]) -> BatchPoint | None:
         """Return the memory of the largest microbatch below the job's batch that fits, of one
         sample if none does, and put both numbers into ``options``."""
-        now, whole = self._request.options, self._inputs.batch_size
+        now, whole = self.request.options, self.inputs.batch_size
         if whole < 2:
             return None
         accumulating = replace(
             now, gradient_accumulation=max(_ACCUMULATED, now.gradient_accumulation)
         )
         traces = BatchTraces(lambda batch_size: self._timeline(accumulating, batch_size), whole)
-        memory = BatchMemory(traces, self._request.gpu, self._request.allocator)
+        memory = BatchMemory(traces, self.request.gpu, self.request.allocator)
         point = memory.point(microbatch_size(whole, min(memory.largest(), whole - 1)))
         passes = now.gradient_accumulation * ceil(whole / point.batch_size)
         options |= {"batch_size": point.batch_size, "gradient_accumulation": passes}
@@ -158,28 +151,28 @@ class _Job:
 
     def _with_options(self, options: dict[str, Any], own_optimizer: str | None) -> Memory | None:
         """Return the memory with other options; ``None`` if they are those of the job."""
-        now, allocator = self._request.options, self._request.allocator
+        now, allocator = self.request.options, self.request.allocator
         changed = {name: value for name, value in options.items() if name != "allocator_conf"}
         if own_optimizer:
             changed["own_optimizer"] = optimizer_of(Method(optimizer=own_optimizer))
         wanted = replace(now, **changed)
         if wanted != now:
-            return self._memory(self._timeline(wanted, self._inputs.batch_size))
+            return self._memory(self._timeline(wanted, self.inputs.batch_size))
         if allocator.expandable_segments or "allocator_conf" not in options:
             return None
         timeline = (
-            self._costs[0].timeline if self._costs else self._timeline(now, self._inputs.batch_size)
+            self.costs[0].timeline if self.costs else self._timeline(now, self.inputs.batch_size)
         )
         return self._memory(timeline, replace(allocator, expandable_segments=True))
 
     def _memory(self, timeline: Timeline, allocator: AllocatorSettings | None = None) -> Memory:
-        return steady_memory(timeline, self._request.gpu, allocator or self._request.allocator)
+        return steady_memory(timeline, self.request.gpu, allocator or self.request.allocator)
 
     def _timeline(self, options: TraceOptions, batch_size: int) -> Timeline:
         _LOG.info("tracing an alternative at batch size %d", batch_size)
-        return record(
-            self._model, self._inputs.resized(batch_size), options, self._platform
-        ).timeline
+        request = self.request
+        platform, _ = with_cudnn(Platform.of(request.gpu, request.options), request.cudnn)
+        return record(self.model, self.inputs.resized(batch_size), options, platform).timeline
 
 
 def microbatch_size(batch_size: int, largest: int) -> int:

@@ -73,12 +73,6 @@ def within_budget(request: TraceRequest, budget_bytes: int | None) -> TraceReque
     return replace(request, gpu=with_available(request.gpu, budget_bytes))
 
 
-def plan_request_from_dict(document: Mapping[str, Any]) -> PlanRequest:
-    """Return the request that :func:`dataclasses.asdict` turned into a JSON object."""
-    request: PlanRequest = from_json(PlanRequest, document)
-    return request
-
-
 def plan(
     model: nn.Module,
     inputs: object,
@@ -175,19 +169,28 @@ def plan_file(
             other.
         MissingExtraError: torch is not installed.
     """
-    document = {
-        **factory_request(source, inputs, arguments, batch_size),
-        "request": asdict(request),
-    }
-    answer = ask(
+    return _asked(
         _plan,
         source,
-        document,
-        purpose="planning the training of a model",
+        factory_request(source, inputs, arguments, batch_size),
+        request,
         deadline_seconds=deadline_seconds,
         progress=progress,
     )
-    return plan_answer_from_dict(answer)
+
+
+def _asked(
+    compute: Callable[[dict[str, Any]], object],
+    source: str,
+    document: Mapping[str, Any],
+    request: PlanRequest,
+    **options: Any,
+) -> PlanAnswer:
+    """The answer of a child process."""
+    document = {**document, "request": asdict(request)}
+    return plan_answer_from_dict(
+        ask(compute, source, document, purpose="planning a training", **options)
+    )
 
 
 def plan_script(
@@ -216,20 +219,15 @@ def plan_script(
             "a plan is for one process on one GPU: plan the line that starts it, such as python train.py",
             "source",
         )
-    document = {
-        **script_document(launch.script, launch.arguments, launch.is_module),
-        "request": asdict(request),
-    }
-    answer = ask(
+    return _asked(
         _plan_script,
         launch.script,
-        document,
-        purpose="planning the training of a script",
+        script_document(launch.script, launch.arguments, launch.is_module),
+        request,
         variables=launch.variables,
         deadline_seconds=deadline_seconds,
         progress=progress,
     )
-    return plan_answer_from_dict(answer)
 
 
 def plan_named(
@@ -256,15 +254,13 @@ def plan_named(
     model, gpu = find_model(name), request.trace.gpu
     how = fit(model, gpu=gpu, **{"checkpointing": False, **method}).method
     job = stated_job(model, how, replace(request.trace, options=trace_options(how)))
-    answer = plan_answer_from_dict(
-        ask(
-            _plan_named,
-            model.name,
-            {**job, "request": asdict(request)},
-            purpose="planning the fine-tuning of a model",
-            deadline_seconds=deadline_seconds,
-            progress=progress,
-        )
+    answer = _asked(
+        _plan_named,
+        model.name,
+        job,
+        request,
+        deadline_seconds=deadline_seconds,
+        progress=progress,
     )
     if answer.before.fits or not request.with_alternatives:
         return answer
@@ -313,7 +309,7 @@ def _changed_jobs(
 
 
 def _plan_named(document: dict[str, Any]) -> dict[str, Any]:
-    request, method = plan_request_from_dict(document["request"]), Method(**document["method"])
+    request, method = from_json(PlanRequest, document["request"]), Method(**document["method"])
     _LOG.info("importing torch and the model's library")
     notes = checked_torch()
     from gpumemnet.extract.module_calls import as_model_inputs
@@ -345,7 +341,7 @@ def _plan_named(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plan_script(document: dict[str, Any]) -> dict[str, Any]:
-    request = plan_request_from_dict(document["request"])
+    request = from_json(PlanRequest, document["request"])
     call, notes = script_call(document, request.trace)
     from gpumemnet.planner.plan_choice import plan_request
     from gpumemnet.tracing.model_tracer import ModelTracer
@@ -369,7 +365,7 @@ def _plan_script(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plan(document: dict[str, Any]) -> dict[str, Any]:
-    request = plan_request_from_dict(document["request"])
+    request = from_json(PlanRequest, document["request"])
     with factory_model(document, request.trace.options) as (model, inputs, options, guesses):
         notes = checked_torch()
         from gpumemnet.planner.plan_choice import plan_request

@@ -10,9 +10,11 @@ refused, is in :mod:`gpumemnet.planner.recomputing`, swapping in
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import MethodType, TracebackType
+from types import MethodType
 from typing import Any, Final
 
 import torch
@@ -57,13 +59,13 @@ def applied(
     return AppliedPlan(model, load_plan(plan) if isinstance(plan, Path | str) else plan, verify)
 
 
-class AppliedPlan:
+class AppliedPlan(ExitStack):
     """A plan in force; see :func:`applied`."""
 
     def __init__(self, model: nn.Module, plan: Plan | Mapping[str, str], verifies: bool) -> None:
+        super().__init__()
         decisions = plan.decisions if isinstance(plan, Plan) else checked_decisions(plan)
         self._swaps = Swaps()
-        self._forwards: list[UnitForward] = []
         units = check_plan(model, decisions)
         if any(decision.swaps for decision in decisions.values()):
             # Memory is released and fetched when other units run, those that keep everything among
@@ -71,14 +73,15 @@ class AppliedPlan:
             others = plan.units if isinstance(plan, Plan) else ()
             kept = {name: Decision.KEEP for name in others if name not in decisions}
             units |= check_plan(model, kept)
+        own = {module: vars(module).get(_FORWARD) for module in units}
         for module, name in units.items():
-            if isinstance(vars(module).get(_FORWARD), UnitForward):
+            if isinstance(own[module], UnitForward):
                 raise PlanError(f"a plan is applied to '{name}' already: undo that one first")
         for module, name in units.items():
             decision = decisions.get(name, Decision.KEEP)
-            forward = UnitForward(module, name, decision, self._swaps, verifies)
+            forward = UnitForward(module, name, decision, self._swaps, verifies, own[module])
             module.forward = forward
-            self._forwards.append(forward)
+            self.callback(forward.remove)
 
     @property
     def host_bytes(self) -> int:
@@ -87,58 +90,45 @@ class AppliedPlan:
 
     def undo(self) -> None:
         """Give the modules back their own forward passes; without effect if that was done."""
-        while self._forwards:
-            self._forwards.pop().remove()
-
-    def __enter__(self) -> AppliedPlan:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.undo()
+        self.close()
 
 
+@dataclass(eq=False)
 class UnitForward:
     """The forward pass of a unit under a plan.
 
-    Args:
+    Attributes:
         module: the unit.
         name: its name.
         decision: the decision.
         swaps: the table of swapped storages of the model.
         verifies: whether its first forward pass is checked.
+        replaced: what stood in its place in the module itself, if anything did.
     """
 
-    def __init__(
-        self, module: nn.Module, name: str, decision: Decision, swaps: Swaps, verifies: bool
-    ) -> None:
-        self._module = module
-        self._name = name
-        self._decision = decision
-        self._swaps = swaps
-        self._verifies = verifies
-        self._is_first = True
-        self._replaced: Callable[..., Any] | None = vars(module).get(_FORWARD)
-        self._is_in_force = True
+    module: nn.Module
+    name: str
+    decision: Decision
+    swaps: Swaps
+    verifies: bool
+    replaced: Callable[..., Any] | None
+    _is_first: bool = True
+    _is_in_force: bool = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward pass as the plan says."""
         # Without a bound method among the attributes: it would be pickled by its name, which now
         # leads here.
-        own = self._replaced or MethodType(type(self._module).forward, self._module)
+        own = self.replaced or MethodType(type(self.module).forward, self.module)
         if not (self._is_in_force and torch.is_grad_enabled()):
             return own(*args, **kwargs)
-        checks = self._verifies and has_values(self._module, (args, kwargs))
+        checks = self.verifies and has_values(self.module, (args, kwargs))
         if checks:
-            self._verifies = False
-        if checks and self._decision.recomputes:
+            self.verifies = False
+        if checks and self.decision.recomputes:
             self._is_first = False
-            verify(self._module, self._name, own, partial(self._run, own), args, kwargs)
-        with self._swaps.running(self._module, self._decision.swaps, checks) as run:
+            verify(self.module, self.name, own, partial(self._run, own), args, kwargs)
+        with self.swaps.running(self.module, self.decision.swaps, checks) as run:
             output = self._run(own, *args, **kwargs)
         run.watch(output)
         return output
@@ -148,19 +138,19 @@ class UnitForward:
         self._is_in_force = (
             False  # something may have been put around this object, and call it still
         )
-        if vars(self._module).get(_FORWARD) is self:
-            if self._replaced is None:
-                del self._module.forward
+        if vars(self.module).get(_FORWARD) is self:
+            if self.replaced is None:
+                del self.module.forward
             else:
-                self._module.forward = self._replaced
+                self.module.forward = self.replaced
 
     def _run(self, own: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        if not self._decision.recomputes:
+        if not self.decision.recomputes:
             return own(*args, **kwargs)
-        state = StateCheck(self._module, self._name, (args, kwargs), self._is_first)
+        state = StateCheck(self.module, self.name, (args, kwargs), self._is_first)
         self._is_first = False
         output = recompute(
-            self._module, own, args, kwargs, cheap=self._decision is Decision.RECOMPUTE_CHEAP
+            self.module, own, args, kwargs, cheap=self.decision is Decision.RECOMPUTE_CHEAP
         )
         state.check()
         return output

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from gpumemnet.errors import BudgetError, InvalidRequestError, PlanError
+from gpumemnet.errors import BudgetError, PlanError
 from gpumemnet.extract.module_calls import ModelInputs
 from gpumemnet.gpu import context
 from gpumemnet.planner.alternatives import alternatives
@@ -87,14 +87,11 @@ def choose_plan(
         is_refined: whether single decisions of the plans found are changed, too.
 
     Raises:
-        InvalidRequestError: the budget is not positive.
         MissingExtraError: ``exact`` needs scipy.
         BudgetError: the search found no plan that fits; says how small a plan can be, and where its
             peak lies.
     """
     started = time.perf_counter()
-    if budget_bytes <= 0:
-        raise InvalidRequestError(f"must be above 0 bytes, not {budget_bytes:,}", "budget")
     chain = chain or chain_of(step, machine)
     tries = _Tries(step, machine, chain, budget_bytes)
     keep = tries.simulate(chain.keep_all())

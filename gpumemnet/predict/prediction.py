@@ -232,69 +232,46 @@ class PredictingModel(NamedTuple):
     bins: BinScheme
 
 
+@dataclass(slots=True, eq=False)
 class PredictionTable(Sequence[Prediction]):
     """Predictions of ``B`` jobs.
 
     Attributes:
         model: the model that predicts.
         expected_bytes: centre of each predicted distribution, int64, shape ``[B]``.
-        searches: whether cuDNN searches for algorithms in the first step, so that nothing is known
-            of the start-up peak, shape ``[B]``.
         safe_bytes: upper bounds that hold for the share :attr:`coverage` of jobs, int64, masked
             where there is none, shape ``[B]``.
+        outside: every row outside the support → the reasons.
         coverage: the requested coverage.
+        distribution: the distributions of all rows, without the shift of amounts that ``log_edges``
+            contains.
+        log_edges: edges between neighbouring bins for ``distribution``, in log-bytes, shape
+            ``[bins.count - 1]``.
+        searches: whether cuDNN searches for algorithms in the first step, so that nothing is known
+            of the start-up peak, shape ``[B]``.
     """
 
-    __slots__ = (
-        *("_distribution", "_log_edges", "_probabilities", "_reasons", "coverage"),
-        *("expected_bytes", "model", "safe_bytes", "searches"),
-    )
-
-    def __init__(
-        self,
-        model: PredictingModel,
-        expected_bytes: Indices,
-        safe_bytes: Limits,
-        reasons: Mapping[int, tuple[str, ...]],
-        coverage: float,
-        distribution: MemoryDistribution,
-        log_edges: Array,
-        searches: NDArray[np.bool_] | None = None,
-    ) -> None:
-        """Builds a table from columns.
-
-        Args:
-            model: the model that predicts.
-            expected_bytes, safe_bytes: shape ``[B]``.
-            reasons: every row outside the support → the reasons.
-            coverage: the requested coverage.
-            distribution: the distributions of all rows, without the shift of amounts that
-                ``log_edges`` contains.
-            log_edges: edges between neighbouring bins for ``distribution``, in log-bytes, shape
-                ``[bins.count - 1]``.
-            searches: shape ``[B]``; by default no job does.
-        """
-        self.model = model
-        self.expected_bytes = expected_bytes
-        self.safe_bytes = safe_bytes
-        self.searches = np.zeros(len(expected_bytes), np.bool_) if searches is None else searches
-        self.coverage = coverage
-        self._reasons = reasons
-        self._distribution = distribution
-        self._log_edges = log_edges
-        self._probabilities: Array | None = None
+    model: PredictingModel
+    expected_bytes: Indices
+    safe_bytes: Limits
+    outside: Mapping[int, tuple[str, ...]]
+    coverage: float
+    distribution: MemoryDistribution
+    log_edges: Array
+    searches: NDArray[np.bool_]
+    _probabilities: Array | None = None
 
     @property
     def in_support(self) -> NDArray[np.bool_]:
         """Whether each job resembles those that its model was trained on, shape ``[B]``."""
         inside = np.ones(len(self), dtype=np.bool_)
-        inside[list(self._reasons)] = False
+        inside[list(self.outside)] = False
         return inside
 
     def reasons(self, row: int) -> tuple[str, ...]:
         """Why the job in ``row`` lies outside its model's support, one sentence each; empty inside
         the support."""
-        return self._reasons.get(row, ())
+        return self.outside.get(row, ())
 
     @property
     def bin_index(self) -> Indices:
@@ -306,7 +283,7 @@ class PredictionTable(Sequence[Prediction]):
     def probabilities(self) -> Array:
         """Probability of every bin, shape ``[B, bins]``."""
         if self._probabilities is None:
-            self._probabilities = self._distribution.bin_probabilities(self._log_edges)
+            self._probabilities = self.distribution.bin_probabilities(self.log_edges)
         return self._probabilities
 
     def documents(self) -> list[dict[str, Any]]:
@@ -336,7 +313,7 @@ class PredictionTable(Sequence[Prediction]):
         for row, (expected, searches, safe, in_bins) in enumerate(
             zip(*(column.tolist() for column in amounts), strict=True)
         ):
-            index, reasons = indices[row], self._reasons.get(row, ())
+            index, reasons = indices[row], self.outside.get(row, ())
             lower_bytes, upper_bytes = bounds_bytes[index]
             documents.append(
                 {
@@ -391,7 +368,7 @@ class PredictionTable(Sequence[Prediction]):
     def _prediction(
         self, row: int, expected_bytes: int, searches: bool, safe_bytes: int | None
     ) -> Prediction:
-        model, reasons = self.model, self._reasons.get(row, ())
+        model, reasons = self.model, self.outside.get(row, ())
         gpu = model.prediction_gpu
         return Prediction(
             expected_bytes=expected_bytes,

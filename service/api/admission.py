@@ -17,7 +17,9 @@ import asyncio
 import logging
 import re
 import secrets
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
@@ -158,6 +160,7 @@ def rule_of(path: str) -> PathRule:
     return next((rule for start, rule in _BELOW if path.startswith(start)), _OTHER)
 
 
+@dataclass(kw_only=True, eq=False)
 class AccessControl:
     """ASGI middleware.
 
@@ -165,7 +168,7 @@ class AccessControl:
     response gets an ``X-Request-ID``, and a header that stops browsers from guessing its media
     type.
 
-    Args:
+    Attributes:
         app: the application.
         keys: the API keys; ``None`` when no key is required.
         hosts: the hosts that requests may be addressed to; ``None`` for any.
@@ -173,29 +176,20 @@ class AccessControl:
         max_concurrency: most requests in progress at once.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        keys: KeyRing | None = None,
-        hosts: AllowedHosts | None = None,
-        serving: ServedRelease | None = None,
-        max_concurrency: int = 256,
-    ) -> None:
-        self._app = app
-        self._keys = keys
-        self._hosts = hosts
-        self._serving = serving
-        self._max_concurrency = max_concurrency
-        self._in_work = 0
-        self._records = RequestRecords()
-        self._id_start = secrets.token_hex(8)
-        self._ids = count()
+    app: ASGIApp
+    keys: KeyRing | None = None
+    hosts: AllowedHosts | None = None
+    serving: ServedRelease | None = None
+    max_concurrency: int = 256
+    _in_work: int = 0
+    _records: RequestRecords = field(default_factory=RequestRecords)
+    _id_start: str = field(default_factory=partial(secrets.token_hex, 8))
+    _ids: Iterator[int] = field(default_factory=count)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request on, or reject it."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         began_seconds = perf_counter()
         rule = rule_of(scope["path"])
@@ -220,8 +214,8 @@ class AccessControl:
         request_id = request_id or f"{self._id_start}{next(self._ids):08x}"
         REQUEST_ID.set(request_id)
         own_headers = [(b"x-request-id", request_id.encode("ascii"))]
-        if self._serving is not None and self._serving.fallback is not None:
-            own_headers.append((_FALLBACK, self._serving.fallback.encode()))
+        if self.serving is not None and self.serving.fallback is not None:
+            own_headers.append((_FALLBACK, self.serving.fallback.encode()))
         status = sent_bytes = 0
 
         async def send_on(message: Message) -> None:
@@ -237,9 +231,7 @@ class AccessControl:
                 sent_bytes += len(message.get("body", b""))
             await send(message)
 
-        key = (
-            self._keys.find(presented) if self._keys is not None and presented is not None else None
-        )
+        key = self.keys.find(presented) if self.keys is not None and presented is not None else None
         if rule.is_limited:
             self._in_work += 1
             IN_WORK.inc()
@@ -249,10 +241,10 @@ class AccessControl:
                 raise Refusal(INVALID_HTTP, detail)
             if rule.is_limited:  # probes use the address of a container
                 self._check_hosts(*hosts, *origins)
-            if self._keys is not None and rule.scope is not None:
+            if self.keys is not None and rule.scope is not None:
                 _check_key(key, rule.scope, presented)
             if rule.is_limited:
-                if self._in_work > self._max_concurrency:
+                if self._in_work > self.max_concurrency:
                     detail = "too many requests are in progress: try again later"
                     raise Refusal(OVERLOADED, detail, _RETRY)
                 # Count the requests that arrived meanwhile before the work begins.
@@ -261,7 +253,7 @@ class AccessControl:
             state["request_id"] = request_id
             if key is not None:
                 state["key_name"] = key.name
-            await self._app(scope, receive, send_on)
+            await self.app(scope, receive, send_on)
         except (FieldError, HTTPException) as error:
             await _send_problem(send_on, error, scope)
         except Exception as error:
@@ -291,7 +283,7 @@ class AccessControl:
     def _check_hosts(self, *named: bytes) -> None:
         """Refuse a host that is not allowed."""
         for host in named:
-            if self._hosts is not None and not self._hosts.allows(host):
+            if self.hosts is not None and not self.hosts.allows(host):
                 raise Refusal(
                     MISDIRECTED,
                     f"requests for or from {host[:100].decode('latin-1')!r} are not answered: use a name of this machine, such as "

@@ -4,6 +4,7 @@ its observation."""
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import orjson
@@ -243,23 +244,19 @@ def observation_operations(store: ObservationStore | None) -> list[Operation]:
     ]
 
 
+@dataclass(frozen=True)
 class _Handler:
     """ASGI application of an operation that needs a store: ``respond`` gives status and document."""
 
-    def __init__(
-        self,
-        store: ObservationStore | None,
-        respond: Callable[[ObservationStore, Scope, Receive], Awaitable[tuple[int, Any] | None]],
-    ) -> None:
-        self._store = store
-        self._respond = respond
+    store: ObservationStore | None
+    respond: Callable[[ObservationStore, Scope, Receive], Awaitable[tuple[int, Any] | None]]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._store is None:
+        if self.store is None:
             raise Refusal(
                 UNKNOWN, "this service stores no observations: GPUMEMNET_DATABASE_URL is 'off'"
             )
-        if (response := await self._respond(self._store, scope, receive)) is not None:
+        if (response := await self.respond(self.store, scope, receive)) is not None:
             await send_response(send, response[0], JSON, orjson.dumps(response[1]))
 
 

@@ -73,6 +73,7 @@ class Erratic:
             coverage,
             even,
             bins.log_inner_edges,
+            np.zeros(len(jobs), np.bool_),
         )
 
 

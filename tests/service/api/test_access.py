@@ -118,7 +118,7 @@ def test_a_crowd_is_admitted_up_to_the_bound() -> None:
         )
 
     async def crowd() -> None:
-        access = AccessControl(application, max_concurrency=20)
+        access = AccessControl(app=application, max_concurrency=20)
         await asyncio.gather(*(ask(access) for _ in range(60)))
         await asyncio.gather(*(ask(access) for _ in range(20)))
 
@@ -150,7 +150,7 @@ def run_through(
             "http_version": "1.0",
             "headers": [(b"x-request-id", b"the-id"), *headers],
         }
-        await AccessControl(application, **arguments)(scope, receive_nothing, send)
+        await AccessControl(app=application, **arguments)(scope, receive_nothing, send)
 
     asyncio.run(ask())
     return sent
