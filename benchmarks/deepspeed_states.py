@@ -53,7 +53,7 @@ def largest_layer(name: str) -> int:
     from gpumemnet.named.real_model import built
 
     model = find_model(name)
-    module = built(name, model.config, None, Method(sequence_length=16)).module
+    module = built(model, Method(sequence_length=16)).module
     return max(
         sum(each.numel() for each in part.parameters(recurse=False)) for part in module.modules()
     )

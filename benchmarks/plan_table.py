@@ -28,7 +28,7 @@ from torch import Tensor
 from gpumemnet.extract.checkpointing import blocks
 from gpumemnet.extract.module_calls import as_model_inputs
 from gpumemnet.gpu import find_profile
-from gpumemnet.named.catalogue import find_model
+from gpumemnet.named.catalogue import NamedModel, find_model
 from gpumemnet.named.exact import trace_options
 from gpumemnet.named.fit import fit
 from gpumemnet.named.methods import Method
@@ -89,7 +89,7 @@ def row(name: str) -> str:
     model, training = ROWS.get(name, (name, {"batch_size": 8}))
     named, gpu = find_model(model), find_profile("H200")
     how = fit(named, gpu=gpu, checkpointing=False, **training).method
-    real = built(named.name, named.config, named.parameters, how)
+    real = built(named, how)
     inputs = as_model_inputs(real.inputs, how.batch_size)
     request = checked_request(trace_options(how), gpu)
     before = ModelTracer(real.module, inputs, request).answer()
@@ -123,7 +123,7 @@ def gradients_agree(name: str, config: dict[str, Any], method: Method) -> bool:
     }
     side = 128 if config.get("model_type") == "diffusers" else None
     fewer = replace(method, batch_size=2, sequence_length=32, resolution=side, precision="fp32")
-    real = built(name, config | small, None, fewer)
+    real = built(NamedModel(name, config | small | {"built_by_transformers_5.23": None}, ""), fewer)
     torch.manual_seed(0)
     real.module.to_empty(device="cpu")
     with torch.no_grad():

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import IO, Any, Final
@@ -142,8 +143,9 @@ def stated_json(path: Path, field: str) -> Any:
         raise InvalidRequestError(f"{path} is no JSON file", field) from None
 
 
+@cache
 def shipped_json(name: str) -> Any:
-    """A JSON document of the package.
+    """A JSON document of the package, which is read once.
 
     Args:
         name: path of the file below ``gpumemnet``.

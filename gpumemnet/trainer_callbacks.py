@@ -30,7 +30,7 @@ from gpumemnet.client import URL_VARIABLE, Client
 from gpumemnet.errors import GpumemnetError, InvalidRequestError, JobDoesNotFitError
 from gpumemnet.gpu import NO, VERDICT_TEXTS, YES, DeviceProfile, find_profile, verdict
 from gpumemnet.job.layers import describe
-from gpumemnet.named.catalogue import UNCHECKED, NamedModel
+from gpumemnet.named.catalogue import NamedModel
 from gpumemnet.named.fit import FitAnswer, fit
 from gpumemnet.site.observations import Observation, observation_to_dict
 from gpumemnet.units import MIB, ceil_mib, format_bytes
@@ -321,7 +321,7 @@ def _fit_by_name(
             "lora_dropout": adapters[0].lora_dropout,
         }
     config = {**base.config.to_dict(), "architectures": [type(base).__name__]}
-    named = NamedModel(type(base).__name__, config, None, UNCHECKED, "the model's configuration")
+    named = NamedModel(type(base).__name__, config, "the model's configuration")
     try:
         answer = fit(named, gpu=profile, **method)
     except InvalidRequestError:  # a family or a value that the rules do not know

@@ -14,6 +14,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Final
@@ -69,13 +70,13 @@ class Tally:
         before: jobs that earlier runs had finished.
         statuses: jobs that this run has finished, by status.
         started: when this run began, on the monotonic clock.
-        budget_seconds: time that this run may take.
+        budget_seconds: time that this run may take; without a limit by default.
     """
 
     total: int
     before: int
     started: float
-    budget_seconds: float
+    budget_seconds: float = inf
     statuses: Counter[str] = field(default_factory=Counter)
 
     @property

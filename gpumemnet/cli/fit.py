@@ -13,6 +13,7 @@ from rich.text import Text
 
 from gpumemnet.cli.options import AsJson, SequenceLength, TrainingMethod
 from gpumemnet.cli.output import print_facts, print_json, print_table, shown_steps
+from gpumemnet.gpu import VERDICT_TEXTS
 from gpumemnet.named.methods import (
     ALL_LINEAR,
     ATTENTION,
@@ -161,10 +162,8 @@ def fit(
 
 
 def _show(answer: FitAnswer, console: Console, model: str, stated: Mapping[str, Any]) -> None:
-    from gpumemnet.named.fit import verdict_text
-
     free = f"{format_bytes(answer.safe_bytes)} are safe"
-    title = f"{answer.model}: {verdict_text(answer) if answer.gpu else free}"
+    title = f"{answer.model}: {VERDICT_TEXTS[answer.verdict] if answer.verdict else free}"
     facts = [("model", _model_text(answer)), ("training", _training_text(answer))]
     if answer.gpu is not None:
         facts.append(("GPU", f"{answer.gpu}, {format_bytes(answer.available_bytes or 0)} free"))

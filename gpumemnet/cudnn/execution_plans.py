@@ -4,7 +4,7 @@ workspaces."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from typing import Any, Final
 
 from gpumemnet.atomic_files import shipped_json
@@ -100,9 +100,7 @@ class ExecutionPlans:
         )
 
 
-@cache
-def _tables() -> dict[str, Any]:
-    return dict(shipped_json("cudnn/compute_capabilities.json"))
+_tables: Final = partial(shipped_json, "cudnn/compute_capabilities.json")
 
 
 def device_description(device: DeviceProfile) -> dict[str, Any] | None:

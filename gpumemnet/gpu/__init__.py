@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType, NoneType
 from typing import Any, Final, get_args, get_origin, get_type_hints
@@ -423,10 +423,7 @@ def with_available(profile: DeviceProfile, available_bytes: int) -> DeviceProfil
     )
 
 
-@cache
-def _catalogue() -> dict[str, Any]:
-    document: dict[str, Any] = shipped_json("gpu/mig.json")
-    return document
+_catalogue: Final = partial(shipped_json, "gpu/mig.json")
 
 
 YES: Final = "yes"

@@ -109,7 +109,11 @@ class _Assembly:
             self.section = Section(name, 1, given, is_checkpointed=False)
             self.last, self.width, given = BLOCK_INPUT, stack.hidden, 0
             for step in steps.split():
-                getattr(self, f"_add_{step}")()
+                own = getattr(self, f"_add_{step}", None)
+                if own is None:  # of a block
+                    self.last = getattr(stack, step)(self.section, self.last)
+                else:
+                    own()
             self.sections.append(self.section)
         vision = self.config.get("vision_config")
         if style.is_causal and isinstance(vision, Mapping):
@@ -188,12 +192,6 @@ class _Assembly:
     def _add_dropout(self) -> None:
         if self.stack.style.has_dropout:
             self._add("dropout", self.stack.tokens * self.width)
-
-    def _add_attention(self) -> None:
-        self.last = self.stack.attention(self.section, self.last)
-
-    def _add_feed_forward(self) -> None:
-        self.last = self.stack.feed_forward(self.section, self.last)
 
     def _add_sounds(self) -> None:
         """Two convolutions, the second of which halves the frames, and positions (Whisper)."""

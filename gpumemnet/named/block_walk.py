@@ -58,13 +58,12 @@ def _block(size: float) -> tuple[float, int, float]:
     return block, 1 + block_class, segment_cost(block, block_class)
 
 
+@dataclass(slots=True)
 class _Tensor:
     """A tensor with the number of its holders."""
 
-    __slots__ = ("holders", "size")
-
-    def __init__(self, size: float) -> None:
-        self.size, self.holders = size, 1
+    size: float
+    holders: int = 1
 
 
 class _Live:

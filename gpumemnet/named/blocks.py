@@ -92,10 +92,6 @@ def tables() -> dict[str, Any]:
 
 def states(values: Mapping[str, Any], pattern: str) -> bool:
     """Whether one of the values matches a pattern such as ``deepspeed*=*offload*``, in lower case."""
-    name, _, value = pattern.partition("=")
-    if "*" not in name:
-        stated = values.get(name)
-        return stated is not None and fnmatchcase(str(stated).lower(), value)
     return any(
         fnmatchcase(f"{each}={stated}".lower(), pattern)
         for each, stated in values.items()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -25,7 +25,7 @@ UNCHECKED: Final = "unchecked"
 _CONFIG: Final = "config.json"
 _CONNECT_SECONDS: Final = 3.0
 _LIBRARIES: Final = ("timm/", "torchvision/")
-_NETWORKS: Final = "networks"
+_NETWORKS: Final = "named/networks.json"
 _EXTRACTED: Final = ("layers", "diffusers", "swin", "segformer", "detr", "wav2vec2")
 """Families of which the operators were extracted."""
 
@@ -37,18 +37,18 @@ class NamedModel:
     Attributes:
         name: as the catalogue or the user writes it.
         config: its ``config.json``, as far as memory depends on it.
+        source: where the configuration comes from.
         parameters: total of the catalogue; ``None`` for a model from elsewhere.
         checked: whether the total is ``published``, ``recalled`` from memory or ``unchecked``.
-        source: where the configuration comes from.
         extracted: its operators, as ``networks.json`` has them; ``None`` for a model that the
             configuration describes.
     """
 
     name: str
     config: Mapping[str, Any]
-    parameters: int | None
-    checked: str
     source: str
+    parameters: int | None = None
+    checked: str = UNCHECKED
     extracted: Mapping[str, Any] | None = None
 
     @property
@@ -58,10 +58,7 @@ class NamedModel:
         return longest if isinstance(longest, int) and longest > 0 else None
 
 
-@cache
-def _document(name: str = "catalogue") -> dict[str, Any]:
-    document: dict[str, Any] = shipped_json(f"named/{name}.json")
-    return document
+_document: Final = partial(shipped_json, "named/catalogue.json")
 
 
 @cache
@@ -118,19 +115,14 @@ def _as_original(name: str, original: str | None) -> NamedModel | None:
 def _entry_model(name: str, original: str, entry: Mapping[str, Any], source: str) -> NamedModel:
     config = entry["config"]
     is_extracted = config["model_type"] in _EXTRACTED
-    extracted = _document(_NETWORKS)[original]["network"] if is_extracted else None
-    return NamedModel(name, config, entry["parameters"], entry["checked"], source, extracted)
+    extracted = shipped_json(_NETWORKS)[original]["network"] if is_extracted else None
+    return NamedModel(name, config, source, entry["parameters"], entry["checked"], extracted)
 
 
 @cache
 def _image_networks() -> dict[str, Any]:
-    networks = _document(_NETWORKS)
+    networks = shipped_json(_NETWORKS)
     return {name: entry for name, entry in networks.items() if name.startswith(_LIBRARIES)}
-
-
-def given_model(config: Mapping[str, Any], name: str, source: str) -> NamedModel:
-    """A model that is known by its ``config.json`` alone."""
-    return NamedModel(name, config, None, UNCHECKED, source)
 
 
 def find_model(name: str) -> NamedModel:
@@ -171,7 +163,7 @@ def _from_file(path: Path, name: str) -> NamedModel:
     config = stated_json(path, "model")
     if not isinstance(config, dict):
         raise InvalidRequestError(f"{path} is no config.json of a model", "model")
-    return given_model(config, name, str(path))
+    return NamedModel(name, config, str(path))
 
 
 def _hub_config(name: str) -> Path | None:

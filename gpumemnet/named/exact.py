@@ -7,7 +7,7 @@ Everything runs in a child process.  Weights are never loaded, code from the hub
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.util import find_spec
@@ -20,7 +20,7 @@ from gpumemnet.job.training_job import OPTIMIZERS
 from gpumemnet.named.catalogue import NamedModel
 from gpumemnet.named.methods import EIGHT_BIT, Method
 from gpumemnet.named.step_walk import PARTS, ProcessPeak
-from gpumemnet.sandbox.process import Progress, ask
+from gpumemnet.sandbox.process import Progress, ask, from_json
 from gpumemnet.tracing.api import (
     DEADLINE_SECONDS,
     TraceOptions,
@@ -70,7 +70,7 @@ def exact_peak(
         deadline_seconds=DEADLINE_SECONDS,
         progress=progress,
     )
-    return ProcessPeak(**{**found, "notes": tuple(found["notes"])})
+    return from_json(ProcessPeak, found)
 
 
 def stated_job(model: NamedModel, method: Method, request: TraceRequest) -> dict[str, Any]:
@@ -87,9 +87,7 @@ def stated_job(model: NamedModel, method: Method, request: TraceRequest) -> dict
         if find_spec(package) is None:
             raise MissingExtraError(package, "fit", PURPOSE)
     return {
-        "name": model.name,
-        "config": dict(model.config),
-        "parameters": model.parameters,
+        "model": asdict(replace(model, extracted=None)),
         "method": asdict(method),
         "trace": asdict(request),
     }
@@ -108,13 +106,13 @@ def trace_options(method: Method) -> TraceOptions:
     )
 
 
-def library_of(name: str, config: Mapping[str, Any], method: Method) -> str:
+def library_of(model: NamedModel, method: Method) -> str:
     """The library that builds a model."""
-    kind = config.get("model_type")
+    kind = model.config.get("model_type")
     if method.library == "litgpt":
         return method.library
     if kind == "layers":
-        return name.partition("/")[0]
+        return model.name.partition("/")[0]
     return "diffusers" if kind == "diffusers" else "transformers"
 
 
@@ -133,7 +131,7 @@ def _obstacle(model: NamedModel, method: Method) -> str:
 
 def _packages(model: NamedModel, method: Method) -> Iterator[str]:
     yield "torch"
-    library = library_of(model.name, model.config, method)
+    library = library_of(model, method)
     yield library
     if method.has_adapters and library != "litgpt":
         yield "peft"
@@ -149,7 +147,7 @@ def needs_bitsandbytes(method: Method) -> bool:
 
 
 def _in_child(document: dict[str, Any]) -> dict[str, Any]:
-    method = Method(**document["method"])
+    model, method = NamedModel(**document["model"]), Method(**document["method"])
     request = request_from_dict(document["trace"])
     _LOG.info("importing torch and the model's library")
     notes = checked_torch()
@@ -161,18 +159,16 @@ def _in_child(document: dict[str, Any]) -> dict[str, Any]:
     from gpumemnet.tracing.model_tracer import result_of_run
     from gpumemnet.tracing.operators.rules import Platform
     from gpumemnet.tracing.script.run import ScriptCall, run_script
-    from gpumemnet.tracing.timeline import repeated
+    from gpumemnet.tracing.timeline import live_at, repeated
     from gpumemnet.tracing.training_loop import record
 
     options = request.options
     platform = Platform.of(request.gpu, options)
 
-    config = document["config"]
     made: list[RealModel] = []
-    total = config.get("built_by_transformers_5.23", document["parameters"])
 
     def train(loop: Callable[[RealModel, TraceOptions], Any]) -> Any:
-        real = built(document["name"], config, total, method)
+        real = built(model, method)
         made.append(real)
         _LOG.info("tracing training steps")
         with patches(real.module, method):
@@ -206,17 +202,14 @@ def _in_child(document: dict[str, Any]) -> dict[str, Any]:
         timeline,
         platform,
         request.allocator,
-        model=document["name"],
+        model=model.name,
         batch_size=method.batch_size,
         loss="",
         notes=(),
         with_curve=False,
     )
-    live: set[int] = set()
-    for event in run.timeline.events[: answer.peak.event + 1]:
-        live.add(event) if event >= 0 else live.discard(~event)
     parts = dict.fromkeys((*PARTS, "context_bytes"), 0)
-    for index in live:
+    for index in live_at(run.timeline, answer.peak.event):
         storage = run.timeline.storages[index]
         name = _PARTS.get(storage.memory_class)
         module = unwrapped(storage.module, method.gpus)

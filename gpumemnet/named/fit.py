@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from functools import cache
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from itertools import accumulate
 from operator import or_
 from typing import Any, Final
@@ -20,7 +20,6 @@ from typing import Any, Final
 from gpumemnet.atomic_files import shipped_json
 from gpumemnet.errors import ExtractError, FieldError, InvalidRequestError
 from gpumemnet.gpu import (
-    VERDICT_TEXTS,
     YES,
     DeviceProfile,
     available_mib,
@@ -64,6 +63,7 @@ MAX_SEARCHED_BATCH: Final = 2**16
 _SHOWN_CHANGES: Final = 3
 _SHORT: Final = 512
 """Tokens of a sample that is not offered in half."""
+_SCALED: Final = "table, limits and changes are those of the instant depth, scaled to this trace"
 _MOST_GPUS: Final = 64
 _NODE_GPUS: Final = 8
 """More are not offered."""
@@ -148,35 +148,32 @@ class FitAnswer:
         return asdict(self) | {"fits": self.fits}
 
 
-@cache
-def safety() -> dict[str, float]:
-    """How far published readings lie above the expectation: ``python -m research readings --write``
-    makes it."""
-    document: dict[str, float] = shipped_json("named/safety.json")
-    return document
+safety: Final = partial(shipped_json, "named/safety.json")
+"""How far published readings lie above the expectation: ``python -m research readings --write`` makes
+it."""
 
 
+@dataclass
 class _Asked:
-    """The question, and the memory of jobs like it."""
+    """The question, and the memory of jobs like it.
 
-    def __init__(self, model: NamedModel, profile: DeviceProfile | None) -> None:
-        self.model, self.profile = model, profile
-        self.networks: dict[tuple[int, bool, int], Network] = {}
-        self.peaks: dict[tuple[Method, int], StepPeak] = {}
-        self.assumed = gpu = profile or device_profile("A100-80GB")
-        self.context = context(gpu)
-        self.workspace_bytes = gpu.blas_workspace_bytes
-        self.scale = 1.0
-        """How far a trace lies above the instant depth."""
-        self.traced: tuple[Method, float] | None = None
-        """The traced job, and its safe bytes above the context over the expected ones."""
+    Attributes:
+        model, profile: what is asked; another GPU's context and attention kernel may be others.
+        networks, peaks: what was computed.
+        scale: how far a trace lies above the instant depth.
+        traced: the traced job, and its safe bytes above the context over the expected ones.
+    """
 
-    def on(self, profile: DeviceProfile) -> _Asked:
-        """The same question for another GPU, whose context and attention kernel may be others."""
-        other = _Asked(self.model, profile)
-        other.networks, other.peaks = self.networks, self.peaks
-        other.scale, other.traced = self.scale, self.traced
-        return other
+    model: NamedModel
+    profile: DeviceProfile | None
+    networks: dict[tuple[int, bool, int], Network] = field(default_factory=dict)
+    peaks: dict[tuple[Method, int], StepPeak] = field(default_factory=dict)
+    scale: float = 1.0
+    traced: tuple[Method, float] | None = None
+
+    def __post_init__(self) -> None:
+        self.assumed = self.profile or device_profile("A100-80GB")
+        self.context = context(self.assumed)
 
     @property
     def kind(self) -> str:
@@ -217,7 +214,7 @@ class _Asked:
         """The peak of a training step."""
         if method.attention is None:
             method = replace(method, attention=self.kernel(method)[0] or None)
-        key = method, self.workspace_bytes
+        key = method, self.assumed.blas_workspace_bytes
         if key not in self.peaks:
             self.peaks[key] = step_peak(self.network(method), *key)
         return self.peaks[key]
@@ -245,8 +242,8 @@ class _Asked:
     def trace(
         self, method: Method, notes: list[str], progress: Callable[[str], None] | None
     ) -> ProcessPeak | None:
-        """The traced peak, to which all further answers are scaled; ``None``, with a note, where
-        the job cannot be traced."""
+        """The traced peak, to which all further answers are scaled; ``None`` where the job cannot be
+        traced, and a note says so."""
         from gpumemnet.named.exact import exact_peak
 
         try:
@@ -260,7 +257,8 @@ class _Asked:
         if method.is_quantised:  # versions of bitsandbytes keep more, see docs/how-to/fit.md
             factor = max(factor, self._factor(method))
         self.traced = method, factor
-        return traced
+        notes += [*traced.notes, _SCALED]
+        return replace(traced, safe_bytes=self.safe(method))
 
     def is_safe(self, method: Method, /, **changes: Any) -> bool:
         """Whether the safe bytes of the changed method are available on the GPU."""
@@ -362,7 +360,8 @@ def fit(
             )
         if "parallel" in method and how.gpus == 1:
             notes.append(f"{how.parallel} is for several GPUs: name them, as in --gpu 8xH100")
-        return _answer(asked, how, notes, asked.trace(how, notes, progress) if exact else None)
+        traced = asked.trace(how, notes, progress) if exact else None
+        return _answer(asked, how, notes, traced or _instant_peak(asked, how))
     except FieldError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -447,38 +446,25 @@ def _instant_peak(asked: _Asked, method: Method) -> ProcessPeak:
     )
 
 
-def _answer(
-    asked: _Asked, method: Method, notes: list[str], traced: ProcessPeak | None
-) -> FitAnswer:
+def _answer(asked: _Asked, method: Method, notes: list[str], peak: ProcessPeak) -> FitAnswer:
     kernel, reason = asked.kernel(method)
     built, profile = asked.network(method), asked.profile
-    peak = traced or _instant_peak(asked, method)
-    if traced is not None:
-        scaled = "table, limits and changes are those of the instant depth, scaled to this trace"
-        notes = [*notes, *traced.notes, scaled]
     blocks: Counter[str] = Counter()
     for section in built.sections:
         blocks[section.name] += section.count
-    safe = asked.safe(method)
     longest = max(asked.model.longest or MAX_SEQUENCE_LENGTH, method.sequence_length)
     available = judged = None
     if profile is not None:
         available = available_mib(profile)
-        judged = verdict(ceil_mib(peak.expected_bytes), ceil_mib(safe), available)
+        judged = verdict(ceil_mib(peak.expected_bytes), ceil_mib(peak.safe_bytes), available)
     return FitAnswer(
         model=asked.model.name,
         source=asked.model.source,
         checked=asked.model.checked,
-        parameters=peak.parameters,
-        trained_parameters=peak.trained_parameters,
         method=method,
         gpu=None if profile is None else profile.name,
         available_bytes=available and available * MIB,
         verdict=judged,
-        expected_bytes=peak.expected_bytes,
-        safe_bytes=safe,
-        parts=dict(peak.parts),
-        moment=peak.moment,
         blocks=tuple((count, name) for name, count in blocks.items()),
         attention=f"{kernel}: flash does not run, {reason}" if reason else kernel,
         table=tuple(_table(asked, method)),
@@ -490,8 +476,8 @@ def _answer(
         smallest_gpu=_smallest_gpu(asked, method),
         fewest_gpus=_fewest_gpus(asked, method),
         changes=() if judged in (None, YES) else tuple(_changes(asked, method)),
-        notes=(*notes, *_notes(asked, built, method)),
-        depth="exact" if traced else "instant",
+        depth="exact" if asked.traced else "instant",
+        **asdict(peak) | {"notes": (*notes, *_notes(asked, built, method))},
     )
 
 
@@ -588,7 +574,7 @@ def _largest(asked: _Asked, method: Method, field: str, most: int) -> int | None
 
 def _smallest_gpu(asked: _Asked, method: Method) -> str | None:
     desktops = sorted((each for each in device_profiles() if not each.is_laptop), key=available_mib)
-    fitting = (each for each in desktops if asked.on(each).is_safe(method))
+    fitting = (each for each in desktops if replace(asked, profile=each).is_safe(method))
     return next((each.aliases[0] if each.aliases else each.name for each in fitting), None)
 
 
@@ -665,12 +651,5 @@ def _steps(asked: _Asked, method: Method) -> Iterator[dict[str, Any]]:
 
 def _smaller_batch(asked: _Asked, method: Method) -> int:
     """The first of a half, a quarter … of the batch that is safe; 1 if none is."""
-    batch = method.batch_size // 2
-    while batch > 1 and not asked.is_safe(method, batch_size=batch):
-        batch //= 2
-    return max(batch, 1)
-
-
-def verdict_text(answer: FitAnswer) -> str:
-    """The verdict as a person reads it."""
-    return VERDICT_TEXTS[answer.verdict] if answer.verdict else "no GPU was named"
+    smaller = (method.batch_size >> power for power in range(1, method.batch_size.bit_length()))
+    return next((batch for batch in smaller if asked.is_safe(method, batch_size=batch)), 1)

@@ -99,8 +99,16 @@ class Section:
     ) -> int:
         """Adds a linear layer from ``sizes[0]`` to ``sizes[1]`` features."""
         parameters = copies * (sizes[0] * sizes[1] + (sizes[1] if bias else 0))
-        values = {"parameters": parameters, "rows": rows, "width": sizes[0], "copies": copies}
-        return self.add("linear", source, rows * sizes[1], name, **values)
+        return self.add(
+            "linear",
+            source,
+            rows * sizes[1],
+            name,
+            parameters=parameters,
+            rows=rows,
+            width=sizes[0],
+            copies=copies,
+        )
 
 
 @dataclass(frozen=True)

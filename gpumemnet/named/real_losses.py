@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -16,80 +17,69 @@ class TrainedModel(nn.Module):
 
     Args:
         model: the model.
+        loss: gives the loss for the model and its arguments.
         constants: further arguments of the model.
     """
 
-    def __init__(self, model: nn.Module, **constants: object) -> None:
+    def __init__(self, model: nn.Module, loss: Callable[..., Tensor], **constants: object) -> None:
         super().__init__()
-        self.model: Any = model
-        self._constants = constants
+        self.model, self._loss, self._constants = model, loss, constants
+
+    def forward(self, **inputs: Tensor) -> dict[str, Tensor]:
+        """Return the loss."""
+        return {"loss": self._loss(self.model, **inputs, **self._constants)}
 
 
-class OwnLoss(TrainedModel):
+def own_loss(model: Any, **inputs: Any) -> Tensor:
     """The loss that the model itself gives."""
-
-    def forward(self, **inputs: Tensor) -> dict[str, Tensor]:
-        """Return the loss."""
-        return {"loss": self.model(**inputs, **self._constants).loss}
+    loss: Tensor = model(**inputs).loss
+    return loss
 
 
-class ClassLoss(TrainedModel):
+def class_loss(model: Any, labels: Tensor, **inputs: Any) -> Tensor:
     """Cross entropy of logits in their own type."""
-
-    def forward(self, labels: Tensor, **inputs: Tensor) -> dict[str, Tensor]:
-        """Return the loss."""
-        output = self.model(*inputs.values()) if "images" in inputs else self.model(**inputs)
-        logits = output if isinstance(output, Tensor) else output.logits
-        return {"loss": F.cross_entropy(logits.flatten(0, -2), labels.flatten())}
+    output = model(*inputs.values()) if "images" in inputs else model(**inputs)
+    logits = output if isinstance(output, Tensor) else output.logits
+    return F.cross_entropy(logits.flatten(0, -2), labels.flatten())
 
 
-class DiffusionLoss(TrainedModel):
+def diffusion_loss(model: Any, **inputs: Any) -> Tensor:
     """Mean squared error of the noise or velocity, in fp32, as the training scripts of ``diffusers`` take it."""
-
-    def forward(self, **inputs: Tensor) -> dict[str, Tensor]:
-        """Return the loss."""
-        found = self.model(**inputs, **self._constants)[0]
-        target = torch.zeros_like(found)  # with values, so that a step can be run, too
-        return {"loss": ((found.float() - target.float()) ** 2).mean()}
+    found = model(**inputs)[0]
+    target = torch.zeros_like(found)  # with values, so that a step can be run, too
+    return ((found.float() - target.float()) ** 2).mean()
 
 
-class ChunkedLoss(TrainedModel):
+def chunked_loss(model: Any, input_ids: Tensor, labels: Tensor, **constants: Any) -> Tensor:
     """The loss of ``litgpt`` (``litgpt/finetune/lora.py`` and ``full.py``, ``litgpt/utils.py``): in
     chunks, and with adapters the head too.  Fabric gives logits in fp32.  Their variable lives until
     the next forward pass has ended.
     """
-
-    kept: tuple[Tensor, ...] = ()
-
-    def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Return the loss."""
-        found = self.model(input_ids, **self._constants)
-        parts = found if isinstance(found, list) else [found]
-        self.kept = tuple(part.float() for part in parts)
-        del found, parts
-        logits = [*self.kept[:-1], self.kept[-1][..., :-1, :]]
-        if len(logits) == 1:
-            logits = list(torch.split(logits[0].flatten(0, 1), HEAD_CHUNK))
-            targets = torch.split(labels[..., 1:].flatten(), HEAD_CHUNK)
-        else:
-            targets = torch.split(labels[..., 1:], HEAD_CHUNK, dim=1)
-        losses = [
-            F.cross_entropy(chunk.flatten(0, -2), target.flatten(), reduction="none")
-            for chunk, target in zip(logits, targets, strict=True)
-        ]
-        return {"loss": torch.cat(losses).sum() / labels[..., 1:].numel()}
+    found = model(input_ids, **constants)
+    parts = found if isinstance(found, list) else [found]
+    model.kept = kept = tuple(part.float() for part in parts)
+    del found, parts
+    logits = [*kept[:-1], kept[-1][..., :-1, :]]
+    if len(logits) == 1:
+        logits = list(torch.split(logits[0].flatten(0, 1), HEAD_CHUNK))
+        targets = torch.split(labels[..., 1:].flatten(), HEAD_CHUNK)
+    else:
+        targets = torch.split(labels[..., 1:], HEAD_CHUNK, dim=1)
+    losses = [
+        F.cross_entropy(chunk.flatten(0, -2), target.flatten(), reduction="none")
+        for chunk, target in zip(logits, targets, strict=True)
+    ]
+    return torch.cat(losses).sum() / labels[..., 1:].numel()
 
 
-class FusedLoss(TrainedModel):
+def fused_loss(model: Any, labels: Tensor, **inputs: Any) -> Tensor:
     """The loss of a language model without its logits."""
-
-    def forward(self, labels: Tensor, **inputs: Tensor) -> dict[str, Tensor]:
-        """Return the loss."""
-        model = getattr(self.model, "get_base_model", lambda: self.model)()
-        hidden = model.base_model(**inputs)[0]
-        weight = model.get_output_embeddings().weight
-        apply: Any = _LinearCrossEntropy.apply
-        return {"loss": apply(hidden.flatten(0, 1), weight, labels.flatten())}
+    base = getattr(model, "get_base_model", lambda: model)()
+    hidden = base.base_model(**inputs)[0]
+    loss: Tensor = _LinearCrossEntropy.apply(
+        hidden.flatten(0, 1), base.get_output_embeddings().weight, labels.flatten()
+    )
+    return loss
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

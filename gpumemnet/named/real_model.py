@@ -17,16 +17,17 @@ from torch import Tensor, nn
 
 from gpumemnet.errors import ExtractError, first_line
 from gpumemnet.named.blocks import tables
+from gpumemnet.named.catalogue import NamedModel
 from gpumemnet.named.exact import library_of, needs_bitsandbytes
 from gpumemnet.named.methods import ALL_LINEAR, Method
 from gpumemnet.named.real_losses import (
     HEAD_CHUNK,
-    ChunkedLoss,
-    ClassLoss,
-    DiffusionLoss,
-    FusedLoss,
-    OwnLoss,
     TrainedModel,
+    chunked_loss,
+    class_loss,
+    diffusion_loss,
+    fused_loss,
+    own_loss,
 )
 from gpumemnet.named.real_quantised import optimizer_of, quantise
 from gpumemnet.physics.element_types import HALF_BYTES
@@ -74,22 +75,18 @@ class RealModel:
         self.trained_parameters = sum(each.numel() for each in trained)
 
 
-def built(
-    name: str, config: Mapping[str, Any], parameters: int | None, method: Method
-) -> RealModel:
+def built(model: NamedModel, method: Method) -> RealModel:
     """Build the model, with its method applied.
 
     Args:
-        name: of the model.
-        config: its ``config.json``.
-        parameters: total of the catalogue, to compare with; ``None`` if it is not known.
+        model: the model; its total of parameters, if it is known, is compared with.
         method: how it is trained.
 
     Raises:
         ExtractError: the libraries cannot build it, or build another one.
     """
     warnings.simplefilter("ignore")
-    library = library_of(name, config, method)
+    library = library_of(model, method)
     if library == "transformers":
         hidden = () if needs_bitsandbytes(method) else ("bitsandbytes",)
         modules: dict[str, Any] = dict.fromkeys((*_SLOW_PACKAGES, *hidden))
@@ -98,9 +95,10 @@ def built(
         declare_torchvision_operators()
     _LOG.info("building the model")
     try:
-        real = _BUILDERS[library](name, dict(config), method)
+        real = _BUILDERS[library](model, method)
     except _FAULTS as error:
         raise ExtractError(f"its library cannot build it: {first_line(error)}") from error
+    parameters = model.config.get("built_by_transformers_5.23", model.parameters)
     if parameters and abs(real.parameters / parameters - 1.0) > _LARGEST_DIFFERENCE:
         raise ExtractError(
             f"the installed library builds {real.parameters / 1e6:,.0f} million parameters from the "
@@ -142,8 +140,8 @@ def _inputs(
 # ---- one builder for each library
 
 
-def _of_images(name: str, config: dict[str, Any], method: Method) -> RealModel:
-    library, _, network = name.partition("/")
+def _of_images(named: NamedModel, method: Method) -> RealModel:
+    library, _, network = named.name.partition("/")
     with torch.device("meta"):
         if library == "timm":
             from timm import create_model
@@ -155,7 +153,7 @@ def _of_images(name: str, config: dict[str, Any], method: Method) -> RealModel:
             model = get_model(network, weights=None)
         model.to(_dtype(method))
     inputs = _inputs(library, {}, batch=method.batch_size)
-    return RealModel(ClassLoss(model), inputs, _count(model))
+    return RealModel(TrainedModel(model, class_loss), inputs, _count(model))
 
 
 def diffusion_inputs(
@@ -178,11 +176,11 @@ def diffusion_inputs(
     return _inputs(kind, config, dtype, **sizes)
 
 
-def _of_diffusers(name: str, config: dict[str, Any], method: Method) -> RealModel:
+def _of_diffusers(named: NamedModel, method: Method) -> RealModel:
     import diffusers
 
     names = tables()["class_keys"]["diffusers"]
-    stated = {names.get(key, key): value for key, value in config.items()}
+    stated = {names.get(key, key): value for key, value in named.config.items()}
     kind: Any = getattr(diffusers, stated["architectures"][0])
     dtype, side = _dtype(method), method.resolution or _USUAL_RESOLUTION
     with torch.device("meta"):
@@ -192,10 +190,10 @@ def _of_diffusers(name: str, config: dict[str, Any], method: Method) -> RealMode
     if method.checkpointing:
         model.enable_gradient_checkpointing()
     model = _with_adapters(_quantised(model, None, method), method)
-    return RealModel(DiffusionLoss(model, return_dict=False), inputs, total)
+    return RealModel(TrainedModel(model, diffusion_loss, return_dict=False), inputs, total)
 
 
-def _of_litgpt(name: str, config: dict[str, Any], method: Method) -> RealModel:
+def _of_litgpt(named: NamedModel, method: Method) -> RealModel:
     from litgpt.lora import GPT, Config, mark_only_lora_as_trainable
 
     settings: dict[str, Any] = {}
@@ -206,7 +204,8 @@ def _of_litgpt(name: str, config: dict[str, Any], method: Method) -> RealModel:
             named = {*targets.values()} - {"lora_head"}
         settings = {key: key in named for key in targets.values()}
         settings["lora_r"], settings["lora_dropout"] = method.lora_rank, method.lora_dropout
-    made = Config.from_name(name.partition("/")[2], n_layer=config["num_hidden_layers"], **settings)
+    name, layers = named.name.partition("/")[2], named.config["num_hidden_layers"]
+    made = Config.from_name(name, n_layer=layers, **settings)
     dtype = _dtype(method)
     with torch.device("meta"):
         model = GPT(made)
@@ -226,16 +225,17 @@ def _of_litgpt(name: str, config: dict[str, Any], method: Method) -> RealModel:
             model.transformer.wte = StableEmbedding(*shape).to(dtype)
     inputs = _inputs("CAUSAL_LM", {}, batch=method.batch_size, tokens=method.sequence_length)
     chunks = {"lm_head_chunk_size": HEAD_CHUNK} if method.has_adapters else {}
-    return RealModel(ChunkedLoss(model, **chunks), inputs, total, ("", "model", "model.lm_head"))
+    trained = TrainedModel(model, chunked_loss, **chunks)
+    return RealModel(trained, inputs, total, ("", "model", "model.lm_head"))
 
 
-def _of_transformers(name: str, config: dict[str, Any], method: Method) -> RealModel:
+def _of_transformers(named: NamedModel, method: Method) -> RealModel:
     import transformers
 
     transformers.PreTrainedModel.warn_if_padding_and_no_attention_mask = (  # reads the tokens
         lambda *arguments: None
     )
-    kind, stated = str(config["model_type"]), _whole_configuration(config)
+    kind, stated = str(named.config["model_type"]), _whole_configuration(named.config)
     task = _task(kind)
     made = _configuration(transformers.AutoConfig, kind, stated, method)
     automatic = getattr(transformers, f"AutoModelFor{tables()['tasks'][task]}")
@@ -267,7 +267,7 @@ _BUILDERS: Final = {
 # ---- models of transformers
 
 
-def _whole_configuration(config: dict[str, Any]) -> dict[str, Any]:
+def _whole_configuration(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The configuration with that of the language model, if it is stated flat, apart."""
     kind = str(config["model_type"])
     if "vision_config" not in config and kind not in ("clip", "siglip"):
@@ -284,7 +284,7 @@ def _task(kind: str) -> str:
     raise ValueError(f"transformers has no class that trains a {kind!r}")
 
 
-def _configuration(automatic: Any, kind: str, stated: dict[str, Any], method: Method) -> Any:
+def _configuration(automatic: Any, kind: str, stated: Mapping[str, Any], method: Method) -> Any:
     names = {"model_type": "", "quantization_config": "", "auto_map": ""}
     names |= tables()["class_keys"].get(kind, {})
     stated = {names.get(key, key): value for key, value in stated.items()}
@@ -301,16 +301,15 @@ def _configuration(automatic: Any, kind: str, stated: dict[str, Any], method: Me
 
 def _loss(model: nn.Module, task: str, method: Method) -> TrainedModel:
     if task == "ZERO_SHOT_IMAGE_CLASSIFICATION":
-        return OwnLoss(model, return_loss=True)
+        return TrainedModel(model, own_loss, return_loss=True)
     if task == "MASKED_LM":
-        return ClassLoss(model)
-    if task != "CAUSAL_LM" and method.kernels != "none":
-        raise ValueError("no fused kernels are known for this model")
-    if task != "CAUSAL_LM":
-        return OwnLoss(model)
+        return TrainedModel(model, class_loss)
+    if task == "CAUSAL_LM":
+        unfused = own_loss if method.raises_logits else class_loss
+        return TrainedModel(model, unfused if method.kernels == "none" else fused_loss)
     if method.kernels != "none":
-        return FusedLoss(model)
-    return OwnLoss(model) if method.raises_logits else ClassLoss(model)
+        raise ValueError("no fused kernels are known for this model")
+    return TrainedModel(model, own_loss)
 
 
 def _sizes(task: str, config: Any, method: Method) -> dict[str, Any]:

@@ -36,38 +36,26 @@ def quantise(model: nn.Module, method: Method, dtype: torch.dtype, head: nn.Modu
             layer = bitsandbytes.nn.Linear4bit(
                 inputs,
                 outputs,
-                bias=child.bias is not None,
+                bias=False,
                 compute_dtype=dtype,
+                compress_statistics=method.quantisation != "nf4",
                 quant_type="nf4",
                 quant_storage=dtype if method.is_sharded else torch.uint8,  # of one type with norms
                 device="meta",
             )
             layer.bias = child.bias
-            _pack(layer, method.quantisation != "nf4", dtype)
+            _pack(layer.to(dtype))
             setattr(parent, name, layer.requires_grad_(requires_grad=False))
 
 
-def _pack(layer: Any, is_nested: bool, dtype: torch.dtype) -> None:
-    """Give a layer the tensors that ``bitsandbytes`` quantises its weight to."""
-    from bitsandbytes.functional import quantize_4bit
-    from bitsandbytes.nn import Params4bit
-
-    stored = layer.quant_storage
-    packed, state = quantize_4bit(
-        layer.weight.to(dtype),
-        compress_statistics=is_nested,
-        quant_type="nf4",
-        quant_storage=stored,
-    )
+def _pack(layer: Any) -> None:
+    """Let ``bitsandbytes`` quantise the weight of a layer, and name the tensors of that."""
+    state = layer.weight._quantize("meta").quant_state
     layer.register_buffer("absmax", state.absmax)
     layer.register_buffer("code", state.code)
-    if is_nested:
+    if state.nested:
         layer.register_buffer("nested_absmax", state.state2.absmax)
         layer.register_buffer("offset", state.offset)
-    layer.weight = Params4bit(
-        packed, False, state, quant_type="nf4", quant_storage=stored, bnb_quantized=True
-    )
-    layer.quant_state = state
     layer.register_forward_pre_hook(_use_buffers)
 
 

@@ -153,14 +153,6 @@ class _Step:
             self.new_gradients = 1.0 / method.gpus
         elif method.parallel == "ddp" and method.gpus > 1:
             self.new_gradients = 2.0
-        is_held = method.is_reentrant and method.has_adapters
-        self.holds_inputs = is_held and method.is_sharded and method.parallel == "fsdp1"
-        """Whether blocks whose backward pass has run still hold their input and its gradient.
-
-        FSDP1 waits for the gradients of a frozen block's inputs by a hook that keeps their
-        accumulators (``register_multi_grad_hook``), and these the tensors, until the step's end.
-        With re-entrant checkpointing such an input is a leaf of its own.
-        """
 
     def peak(self) -> StepPeak:
         """The largest of all moments."""
@@ -244,8 +236,6 @@ class _Step:
                 held += gathered + self._unreduced(block)
                 if section.name == EMBEDDINGS:
                     held += self.tied
-                if self.holds_inputs and block.is_recomputed:
-                    held += kept * (2.0 * (last - number))
                 name = f"backward pass of {section.name}"
                 backward.append(_Moment(name, held, gradients, logits))
             before = before + kept * section.count

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,12 +20,11 @@ from gpumemnet.atomic_files import MAX_STATED_BYTES, read_file, shipped_json
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
 from gpumemnet.named.blocks import effects
-from gpumemnet.named.methods import ALL_LINEAR
+from gpumemnet.named.methods import ALL_LINEAR, COUNTS
 
 _YAML: Final = (".yaml", ".yml")
 _JSON: Final = ".json"
 _OFF: Final[tuple[Any, ...]] = (None, False, 0, "", "none", "no", "off", "false", [], {})
-_COUNTS: Final = ("sequence_length", "batch_size", "gradient_accumulation", "lora_rank", "gpus")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +66,7 @@ class TrainerFile:
             yield "the file does not say how many GPUs; one, unless --gpu says 8xH100"
 
 
-@cache
-def _tables() -> dict[str, Any]:
-    document: dict[str, Any] = shipped_json("named/trainer_keys.json")
-    return document
+_tables: Final = partial(shipped_json, "named/trainer_keys.json")
 
 
 @dataclass
@@ -152,7 +148,7 @@ def adapter_fields(source: str | Mapping[str, Any]) -> dict[str, Any]:
     stated = dict(source) if isinstance(source, Mapping) else _document(Path(source))
     rank, targets = stated.get("r"), stated.get("target_modules") or ALL_LINEAR
     names = targets.split(",") if isinstance(targets, str) else sorted(targets)
-    known = [_tables()["layers"].get(name, "") for name in names]
+    known = _known_layers(names)
     return {
         "method": "dora" if stated.get("use_dora") else "lora",
         "adapter": json.dumps(stated, sort_keys=True),
@@ -275,7 +271,7 @@ def _litgpt(keys: _Keys) -> dict[str, Any]:
 
 def _value(keys: _Keys, each: str, names: str, default: Any = None) -> dict[str, Any]:
     """A field of the method."""
-    if each in _COUNTS:
+    if each in COUNTS:
         return {each: keys.count(names, default)}
     if each == "checkpointing":
         return {each: keys.flag(names, default)}
@@ -293,11 +289,16 @@ def _value(keys: _Keys, each: str, names: str, default: Any = None) -> dict[str,
     return dict(known or {})
 
 
+def _known_layers(names: Iterable[str]) -> list[str]:
+    """What layers are called here; nothing for one that is not known."""
+    layers = _tables()["layers"]
+    return [layers.get(each.rpartition(".")[2].strip(), "") for each in names]
+
+
 def _target(keys: _Keys, name: str, default: str | None) -> str:
     value = keys.get(name, default)
     names = [str(each) for each in (value if isinstance(value, list) else str(value).split(","))]
-    layers = _tables()["layers"]
-    known = [layers.get(each.rpartition(".")[2].strip(), "") for each in names]
+    known = _known_layers(names)
     target = ",".join(filter(None, known)) or ALL_LINEAR
     if not all(known) and names[0] not in ("all", ALL_LINEAR, "True"):
         keys.saving.append(f"{name.split()[-1]} (counted as {target})")

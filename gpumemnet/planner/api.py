@@ -309,7 +309,8 @@ def _changed_jobs(
 
 
 def _plan_named(document: dict[str, Any]) -> dict[str, Any]:
-    request, method = from_json(PlanRequest, document["request"]), Method(**document["method"])
+    request = from_json(PlanRequest, document["request"])
+    model, method = NamedModel(**document["model"]), Method(**document["method"])
     _LOG.info("importing torch and the model's library")
     notes = checked_torch()
     from gpumemnet.extract.module_calls import as_model_inputs
@@ -317,7 +318,7 @@ def _plan_named(document: dict[str, Any]) -> dict[str, Any]:
     from gpumemnet.named.real_quantised import patches
     from gpumemnet.planner.plan_choice import plan_request
 
-    real = built(document["name"], document["config"], document["parameters"], method)
+    real = built(model, method)
     trace = request_from_dict(document["trace"])
     options = replace(trace.options, own_optimizer=real.optimizer)
     with patches(real.module, method):
@@ -327,9 +328,7 @@ def _plan_named(document: dict[str, Any]) -> dict[str, Any]:
             replace(request, trace=replace(trace, options=options)),
             (*notes, *real.notes),
         )
-    found = plan_answer_to_dict(
-        replace(answer, before=replace(answer.before, model=document["name"]))
-    )
+    found = plan_answer_to_dict(replace(answer, before=replace(answer.before, model=model.name)))
     plan = found["plan"]
     if plan is not None:  # the model is inside of its loss
         plan["peak_module"] = plan["peak_module"].removeprefix("model.")

@@ -16,7 +16,6 @@ from gpumemnet.named import fit as named
 from gpumemnet.named.catalogue import (
     NamedModel,
     find_in_catalogue,
-    given_model,
     search_names,
     unknown_model,
 )
@@ -151,7 +150,7 @@ def fit_document(body: bytes) -> Document:
 
 def _model(request: Any) -> NamedModel:
     if request.config is not None:
-        return given_model(request.config, request.model or _CONFIG, "the request")
+        return NamedModel(request.model or _CONFIG, request.config, "the request")
     if request.model is None:
         raise InvalidRequestError(f"is missing: name a model, or {_REMEDY}", "model")
     found = find_in_catalogue(request.model)

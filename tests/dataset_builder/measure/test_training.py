@@ -123,18 +123,6 @@ def test_a_network_has_usable_initial_values() -> None:
     assert 0 < first.detach().abs().max().item() <= 7**-0.5
 
 
-def test_tied_weights_stay_tied(monkeypatch: pytest.MonkeyPatch) -> None:
-    def tied(_: object) -> torch.nn.Module:
-        first, second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
-        second.weight = first.weight
-        return torch.nn.Sequential(first, second)
-
-    monkeypatch.setattr(mlp, "build", tied)
-    network = build_network(planned(), CPU)
-    assert network[0].weight is network[1].weight  # type: ignore[index]
-    assert sum(each.numel() for each in network.parameters()) == 4 * 4 + 2 * 4
-
-
 class Campaign:
     """The campaign's end of a connection: it answers every message."""
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from math import inf
 from pathlib import Path
 
 from stand_in import TOTAL_BYTES, StandInMeter
@@ -26,7 +27,7 @@ def main(
     mode: str,
     jobs: int,
     workers: int = 4,
-    budget: float | None = None,
+    budget: float = inf,
     deadline: float = 30.0,
 ) -> None:
     started = time.monotonic()
