@@ -17,6 +17,7 @@ rarely needs a second one.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final
 
@@ -30,6 +31,7 @@ GONE: Final = -1
 """Key of a block that was merged into its neighbour, or returned to the driver."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Block:
     """A piece of a segment; also the handle of an allocation.
 
@@ -46,29 +48,15 @@ class Block:
         born: number of searches for large blocks when it was freed, for garbage collection.
     """
 
-    __slots__ = (
-        "address",
-        "born",
-        "key",
-        "mapped",
-        "next",
-        "pool",
-        "previous",
-        "requested_bytes",
-        "size",
-    )
-
-    previous: Block
-    next: Block
-
-    def __init__(self, address: int, size: int, pool: Pool) -> None:
-        self.address = address
-        self.size = size
-        self.pool = pool
-        self.requested_bytes = 0
-        self.key = IN_USE
-        self.mapped = True
-        self.born = 0
+    address: int
+    size: int
+    pool: Pool
+    requested_bytes: int = 0
+    key: int = IN_USE
+    mapped: bool = True
+    born: int = 0
+    previous: Block = field(init=False)
+    next: Block = field(init=False)
 
     @property
     def place(self) -> tuple[int, int, int]:

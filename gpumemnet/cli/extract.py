@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gpumemnet.cli.options import (
+    AsJson,
     BatchSize,
     Deadline,
     Factory,
@@ -58,12 +59,7 @@ def extract(
             help="Write the job here; without it the job goes to standard output.",
         ),
     ] = None,
-    as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json", help="For programs: print job, layer names and notes as JSON, no table."
-        ),
-    ] = False,
+    as_json: AsJson = False,
     deadline: Deadline = DEADLINE_SECONDS,
 ) -> None:
     """Turn a model into a job, without a GPU. No weights are allocated."""

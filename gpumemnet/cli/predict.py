@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from gpumemnet.cli.options import Bundles, ContextMib, Coverage, Encoder, Gpu, input_file
+from gpumemnet.cli.options import AsJson, Bundles, ContextMib, Coverage, Encoder, Gpu, input_file
 from gpumemnet.cli.output import UNKNOWN_SEARCH, print_facts, print_json, print_table
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu import VERDICT_TEXTS
@@ -310,9 +310,7 @@ def models(
         list[Path] | None,
         typer.Argument(metavar="FOLDER", help="Bundle folders; the shipped ones by default."),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="For programs: the whole cards as a JSON list.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the shipped bundles, and check their checksums."""
     from gpumemnet.predict.bundle import load_bundles, shipped_bundles

@@ -187,23 +187,26 @@ def trace(
     spread: tuple[str, ...] = ()
     what = launch.script if launch is not None else (source or [""])[0]
     with shown_steps(what, is_shown=not show_output) as progress:
+        common: dict[str, Any] = {
+            "gpu": device,
+            "allocator": allocator,
+            "cudnn": cudnn,
+            "extras": extras,
+            "deadline_seconds": deadline,
+            "show_output": show_output,
+            "progress": progress,
+        }
         if launch is not None:
             answer = trace_script(
                 launch.script,
                 launch.arguments,
                 is_module=launch.is_module,
                 variables=launch.variables,
-                gpu=device,
-                allocator=allocator,
-                cudnn=cudnn,
                 attention_kernel=attention_kernel(settings or ()),
                 ranks=launch.ranks,
                 best_effort=best_effort,
-                extras=extras,
                 batch_argument=batch_argument,
-                deadline_seconds=deadline,
-                show_output=show_output,
-                progress=progress,
+                **common,
             )
         else:
             spread = (optimizer, precision, *(() if parallel == PARALLEL[0] else (parallel,)))
@@ -221,13 +224,7 @@ def trace(
                 inputs=inputs or (),
                 arguments=named_values(argument or (), "arg"),
                 batch_size=batch_size,
-                gpu=device,
-                allocator=allocator,
-                cudnn=cudnn,
-                extras=extras,
-                deadline_seconds=deadline,
-                show_output=show_output,
-                progress=progress,
+                **common,
             )
     if launch is not None:
         answer = replace(answer, notes=(*launch.notes, *answer.notes))

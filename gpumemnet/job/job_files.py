@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import glob
+import hashlib
 import importlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -42,6 +43,21 @@ class JobFile:
     format: str
     size_bytes: int
     stamp: str
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of the content of a file.
+
+    Raises:
+        DatasetError: when it is missing or cannot be read.
+    """
+    try:
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except FileNotFoundError:
+        raise DatasetError(f"{path} does not exist") from None
+    except OSError as error:
+        raise DatasetError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def is_url(location: str) -> bool:

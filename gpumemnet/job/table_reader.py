@@ -96,7 +96,7 @@ class Chunk(NamedTuple):
     row_count: int
 
 
-class Reader:
+class Reader(ExitStack):
     """Reads spans of files; a context manager.
 
     It keeps a Parquet file open between spans, because the next span often begins where the last
@@ -107,15 +107,9 @@ class Reader:
     """
 
     def __init__(self, id_column: str | None = None) -> None:
+        super().__init__()
         self._id_column = id_column
         self._parquet: _ParquetCursor | None = None
-
-    def __enter__(self) -> Reader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._parquet is not None:
-            self._parquet.close()
 
     def chunks(self, file: JobFile, span: Span) -> Iterator[Chunk]:
         """Reads the chunks of ``span`` in order.
@@ -125,8 +119,9 @@ class Reader:
         """
         if file.format == "parquet":
             if self._parquet is None or not self._parquet.reaches(file, span.first_row):
-                self.__exit__()
+                self.close()
                 self._parquet = _ParquetCursor(file, span.first_row, self._id_column)
+                self.push(self._parquet)
             return self._parquet.chunks(span)
         if file.format == "csv":
             return _csv_chunks(file, span, self._id_column)
@@ -197,13 +192,13 @@ def id_column_of(names: Sequence[str], id_column: str | None, location: str) -> 
     return id_column
 
 
-class _ParquetCursor:
+class _ParquetCursor(ExitStack):
     """The chunks of a Parquet file from the row group that holds the row ``first`` on."""
 
     def __init__(self, file: JobFile, first: int, id_column: str | None) -> None:
+        super().__init__()
         self._file = file
-        self._stack = ExitStack()
-        parquet = self._stack.enter_context(open_parquet(file.location))
+        parquet = self.enter_context(open_parquet(file.location))
         try:
             dataset_version(parquet.schema_arrow, file.location)
             check_columns(parquet.schema_arrow, file.location)
@@ -222,7 +217,7 @@ class _ParquetCursor:
                 use_threads=False,
             )
         except BaseException:
-            self._stack.close()
+            self.close()
             raise
         self._aligned = self._align()
 

@@ -32,7 +32,6 @@ from gpumemnet.planner.plans import (
 )
 from gpumemnet.sandbox.process import Progress, ask, from_json
 from gpumemnet.tracing.api import (
-    DEADLINE_SECONDS,
     ExtraResults,
     TraceOptions,
     TraceRequest,
@@ -152,16 +151,15 @@ def plan_file(
     inputs: Sequence[str] = (),
     arguments: Mapping[str, Any] | None = None,
     batch_size: int | None = None,
-    deadline_seconds: float = DEADLINE_SECONDS,
-    progress: Progress | None = None,
+    **limits: Any,
 ) -> PlanAnswer:
     """Plan how the model that ``source`` builds fits the memory that is available.
 
     Args:
         source, inputs, arguments, batch_size: as in :func:`gpumemnet.tracing.api.trace_file`.
         request: how it is trained, on which GPU, and how to plan.
-        deadline_seconds: time for everything, including the import of torch.
-        progress: called with a few words at each stage.
+        **limits: ``deadline_seconds`` for everything, including the import of torch; ``progress``,
+            called with a few words at each stage.
 
     Raises:
         ExtractError: names the operator or the line of code that cannot be traced.
@@ -169,14 +167,8 @@ def plan_file(
             other.
         MissingExtraError: torch is not installed.
     """
-    return _asked(
-        _plan,
-        source,
-        factory_request(source, inputs, arguments, batch_size),
-        request,
-        deadline_seconds=deadline_seconds,
-        progress=progress,
-    )
+    document = factory_request(source, inputs, arguments, batch_size)
+    return _asked(_plan, source, document, request, **limits)
 
 
 def _asked(
@@ -193,13 +185,7 @@ def _asked(
     )
 
 
-def plan_script(
-    launch: Launch,
-    request: PlanRequest,
-    *,
-    deadline_seconds: float,
-    progress: Progress | None,
-) -> PlanAnswer:
+def plan_script(launch: Launch, request: PlanRequest, **limits: Any) -> PlanAnswer:
     """Plan how the model that a script trains fits the memory that is available.
 
     The script really runs, on a simulated GPU, up to its second optimizer step.
@@ -207,7 +193,7 @@ def plan_script(
     Args:
         launch: the line that starts the script.
         request: the GPU, and how to plan; the script says how the model is trained.
-        deadline_seconds, progress: as in :func:`plan_file`.
+        **limits: as in :func:`plan_file`.
 
     Raises:
         ExtractError: names what cannot be traced, and the line of the script.
@@ -225,8 +211,7 @@ def plan_script(
         script_document(launch.script, launch.arguments, launch.is_module),
         request,
         variables=launch.variables,
-        deadline_seconds=deadline_seconds,
-        progress=progress,
+        **limits,
     )
 
 

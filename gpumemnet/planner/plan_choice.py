@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -133,25 +133,33 @@ def choose_plan(
     )
 
 
+@dataclass
 class _Tries:
-    """Plans that were checked through the allocator."""
+    """Plans that were checked through the allocator.
 
-    def __init__(self, step: StepCosts, machine: Machine, chain: Chain, budget_bytes: int) -> None:
-        self._step = step
-        self._machine = machine
-        self._chain = chain
-        self._budget_bytes = budget_bytes
-        self.limit_bytes = budget_bytes - outside_bytes(step)
-        self.best: Simulation | None = None
-        self.bound_seconds: float | None = None
-        """The smallest bound that was proven, which is that of the highest limit."""
-        self.smallest: Simulation | None = None
-        self.best_choices: NDArray[np.int64] | None = None
-        self.nearest_choices: NDArray[np.int64] | None = None
-        """Of the plans that do not fit, the one that is least above the budget."""
-        self._least_excess = np.inf
-        self.events = len(step.timeline.events)
-        self._seen: dict[bytes, Simulation] = {}
+    Attributes:
+        step, machine, chain, budget_bytes: as for :func:`choose_plan`.
+        best, best_choices: the fastest that fits.
+        bound_seconds: the smallest bound that was proven, which is that of the highest limit.
+        smallest: the one with the least memory.
+        nearest_choices: of the plans that do not fit, the one that is least above the budget.
+    """
+
+    step: StepCosts
+    machine: Machine
+    chain: Chain
+    budget_bytes: int
+    best: Simulation | None = None
+    best_choices: NDArray[np.int64] | None = None
+    bound_seconds: float | None = None
+    smallest: Simulation | None = None
+    nearest_choices: NDArray[np.int64] | None = None
+    _least_excess: float = np.inf
+    _seen: dict[bytes, Simulation] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.limit_bytes = self.budget_bytes - outside_bytes(self.step)
+        self.events = len(self.step.timeline.events)
 
     @property
     def replayed_events(self) -> int:
@@ -161,8 +169,8 @@ class _Tries:
     def fits(self, result: Simulation) -> bool:
         """Whether a plan stays within the budget and the host memory."""
         return (
-            result.process_bytes <= self._budget_bytes
-            and result.host_bytes <= self._machine.host_memory_bytes
+            result.process_bytes <= self.budget_bytes
+            and result.host_bytes <= self.machine.host_memory_bytes
         )
 
     def simulate(self, choices: NDArray[np.int64]) -> Simulation:
@@ -170,10 +178,10 @@ class _Tries:
         key = choices.tobytes()
         if key not in self._seen:
             self._seen[key] = simulate(
-                self._step, self._machine, decisions_of(self._step, choices), chain=self._chain
+                self.step, self.machine, decisions_of(self.step, choices), chain=self.chain
             )
         result = self._seen[key]
-        excess = result.process_bytes - self._budget_bytes
+        excess = result.process_bytes - self.budget_bytes
         if 0 < excess < self._least_excess:
             self._least_excess, self.nearest_choices = excess, choices
         is_faster = self.best is None or result.step_seconds < self.best.step_seconds

@@ -25,12 +25,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.errors import (
-    DatasetError,
     InvalidJobError,
     InvalidRequestError,
     did_you_mean,
 )
 from gpumemnet.gpu import known_profile
+from gpumemnet.job.job_files import file_sha256
 from gpumemnet.job.job_table import Array, Columns, JobTable
 from gpumemnet.job.json_codec import job_from_dict, job_to_dict
 from gpumemnet.job.layers import describe
@@ -378,13 +378,7 @@ def read_site_rows(paths: Sequence[Path]) -> SiteRows:
     for path in paths:
         if path.suffix != ".parquet" and path.suffix not in _LINES:
             raise InvalidRequestError(f"{path} must end in .parquet, {' or '.join(_LINES)}", "rows")
-        if not path.is_file():
-            raise InvalidRequestError(f"{path} does not exist", "rows")
-        try:
-            with path.open("rb") as file:
-                files[str(path)] = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            raise DatasetError(f"{path} cannot be read: {error.strerror}") from None
+        files[str(path)] = file_sha256(path)
         read = _parquet_rows if path.suffix == ".parquet" else _line_rows
         parts.append(read(path, left_out))
     return replace(SiteRows.concatenate(parts), left_out=dict(left_out), files=files)

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.dataset import Dataset, read_dataset
+from gpumemnet.job.job_files import file_sha256
 from gpumemnet.job.job_table import Array, Indices
 from gpumemnet.job.measurement import IDENTITY, OBSERVED, job_texts
 from gpumemnet.physics.replicas import WITH_OTHERS
@@ -133,7 +134,7 @@ def collect(
     names: dict[str, str] = {}
     for path in (*datasets, *observations):
         rows = read_dataset(path)
-        sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+        sha256 = file_sha256(path)
         if sha256 in names:
             refusals.append(Refusal(path.name, len(rows), f"the same file as {names[sha256]}"))
             continue

@@ -24,6 +24,7 @@ import numpy as np
 
 from gpumemnet.atomic_files import STAGING_PREFIX, locked, replace_file
 from gpumemnet.errors import BundleError, DatasetError
+from gpumemnet.job.job_files import file_sha256
 from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
 from gpumemnet.predict.features import FEATURE_SCHEMA
 from gpumemnet.site.releases import SHIPPED, Registry
@@ -63,7 +64,7 @@ def retrain(request: Request, progress: Progress = lambda what, share: None) -> 
     request.work.mkdir(parents=True, exist_ok=True)
     with _locked_work_folder(request.work):
         champion, bundles = _champion(request)
-        hashes = {path: _sha256(path) for path in (*request.datasets, *request.observations)}
+        hashes = {path: file_sha256(path) for path in (*request.datasets, *request.observations)}
         files = [(path.name, sha256) for path, sha256 in hashes.items()]
         chosen = (len(request.datasets), request.encoders, request.seed, request.epochs)
         champion_hashes = [bundle.sha256 for bundle in bundles]
@@ -293,16 +294,6 @@ def _champion(request: Request) -> tuple[str, tuple[Bundle, ...]]:
     return name, registry.load(name)
 
 
-def _sha256(path: Path) -> str:
-    try:
-        with path.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-    except FileNotFoundError:
-        raise DatasetError(f"{path} does not exist") from None
-    except OSError as error:
-        raise DatasetError(f"{path} cannot be read: {error.strerror}") from None
-
-
 @contextmanager
 def _locked_work_folder(work: Path) -> Iterator[None]:
     """Lock the work folder, and delete unfinished files of a killed run."""
@@ -344,10 +335,7 @@ def code_hash() -> str:
         for path in (ROOT / package).rglob(ending)
         if "bundles" not in path.parts
     )
-    sources = [
-        [str(path.relative_to(ROOT)), hashlib.sha256(path.read_bytes()).hexdigest()]
-        for path in paths
-    ]
+    sources = [[str(path.relative_to(ROOT)), file_sha256(path)] for path in paths]
     return content_hash(sources, {name: _version(name) for name in _PACKAGES}, FEATURE_SCHEMA)
 
 

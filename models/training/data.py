@@ -8,7 +8,6 @@ form a separate class.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from gpumemnet.errors import DatasetError
 from gpumemnet.gpu import blas_workspace_bytes
 from gpumemnet.job.dataset import Dataset, read_dataset
+from gpumemnet.job.job_files import file_sha256
 from gpumemnet.job.job_table import Columns, JobTable
 from gpumemnet.job.measurement import TRACED, Measurement
 from gpumemnet.job.training_job import FAMILIES
@@ -129,9 +129,8 @@ def load_labelled_jobs(paths: Sequence[str | Path]) -> LabelledJobs:
     parts = []
     for path in map(Path, paths):
         rows = labelled_jobs(read_dataset(path), path.stem)
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
         if rows is not None:
-            parts.append(replace(rows, files={path.stem: digest}))
+            parts.append(replace(rows, files={path.stem: file_sha256(path)}))
     if not parts:
         raise DatasetError(f"{', '.join(map(str, paths))}: holds no row to train on")
     return LabelledJobs.concatenate(parts)

@@ -263,21 +263,16 @@ def _predictions_by_id(
     connection: Connection, identities: Iterable[str | None]
 ) -> dict[str, tuple[str, str, str]]:
     """Id → hash and family of the job, and GPU."""
-    listed = [identity for identity in identities if identity is not None]
-    if not listed:
-        return {}
     columns = (PREDICTIONS.c.id, PREDICTIONS.c.job_hash, JOBS.c.family, PREDICTIONS.c.gpu)
     question = (
         select(*columns)
         .join(JOBS, JOBS.c.hash == PREDICTIONS.c.job_hash)
-        .where(PREDICTIONS.c.id.in_(listed))
+        .where(PREDICTIONS.c.id.in_(identities))
     )
     return {row.id: (row.job_hash, row.family, row.gpu) for row in connection.execute(question)}
 
 
 def _observations_by_key(connection: Connection, keys: Sequence[str]) -> dict[tuple[str, str], Any]:
-    if not keys:
-        return {}
     columns = OBSERVATIONS.c
     question = select(
         columns.id,
