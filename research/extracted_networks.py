@@ -26,7 +26,7 @@ from gpumemnet.extract.executed_layers import _Recorder
 from gpumemnet.extract.module_calls import tensors_in, with_meta_tensors
 from gpumemnet.extract.placement import MissingValues, placement
 from gpumemnet.named.operators import BLOCK_INPUT, HEAD, IN_PLACE, OUTER_INPUT
-from gpumemnet.named.real_model import diffusion_inputs
+from gpumemnet.named.real_model import model_inputs
 from gpumemnet.physics.saved_tensors import kept_in_place
 from gpumemnet.torch_private.names import declare_torchvision_operators, storage_id
 from research.named_catalogue import CHECKED, config_of_row
@@ -349,7 +349,7 @@ def _diffusion(row: dict[str, str]) -> Source:
     return Source(
         row["hub_id"],
         lambda: kind(**config),
-        partial(diffusion_inputs, row["architecture"], config, BATCH),
+        partial(model_inputs, row["architecture"], config, BATCH),
         1024 if config.get("sample_size", 128) >= 128 else 8 * config["sample_size"],
         "pixels",
         CHECKED.get(row["checked"], "unchecked"),

@@ -242,10 +242,6 @@ class _ParquetCursor(ExitStack):
             if first >= span.first_row:
                 yield self._chunk(first, batch)
 
-    def close(self) -> None:
-        """Closes the file."""
-        self._stack.close()
-
     def _align(self) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Cuts the file's batches anew at multiples of :data:`CHUNK_ROWS`; yields each with the
         number of rows before it."""

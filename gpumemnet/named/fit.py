@@ -40,7 +40,7 @@ from gpumemnet.named.methods import (
     Method,
 )
 from gpumemnet.named.operators import Network
-from gpumemnet.named.step_walk import ProcessPeak, StepPeak, step_peak
+from gpumemnet.named.step_walk import ProcessPeak, Step, StepPeak
 from gpumemnet.named.trainer_files import adapter_fields, read_trainer_file
 from gpumemnet.physics.attention_kernels import (
     FLASH,
@@ -216,7 +216,7 @@ class _Asked:
             method = replace(method, attention=self.kernel(method)[0] or None)
         key = method, self.assumed.blas_workspace_bytes
         if key not in self.peaks:
-            self.peaks[key] = step_peak(self.network(method), *key)
+            self.peaks[key] = Step(self.network(method), *key).peak()
         return self.peaks[key]
 
     def expected(self, method: Method) -> int:

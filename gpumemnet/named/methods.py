@@ -44,9 +44,13 @@ head of later T5 models."""
 REENTRANT_UNTIL: Final = 2026
 """Year from which ``transformers`` (4.53) does not re-enter autograd around a whole block."""
 _STATE_BLOCK: Final = 256
-_WEIGHT_BLOCK: Final = 64
-_SCALE_BLOCK: Final = 256
-_GPTQ_GROUP: Final = 128
+_PACKED: Final = {
+    "": (1 / 2, 1 / 64, FULL_BYTES / 64 / 256),
+    "nf4": (1 / 2, FULL_BYTES / 64),
+    "gptq": (1 / 2, HALF_BYTES / 128, 1 / 128 / 2),
+}
+"""Quantisation → bytes of each tensor for an element of the weight: the weight itself, the scales of
+64 or 128 elements, and what scales 256 scales, or the zeros."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,13 +246,7 @@ class Method:
         tensors = [float(bias * self.outer_bytes)] if bias else []
         if not self.quantises(operator, is_inner):
             return (matrix * self.outer_bytes, *tensors)
-        if self.quantisation == "gptq":
-            scales = matrix / _GPTQ_GROUP
-            return (matrix / 2, scales * HALF_BYTES, scales / 2, *tensors)
-        scales = matrix / _WEIGHT_BLOCK
-        if self.quantisation == "nf4":
-            return (matrix / 2, scales * FULL_BYTES, *tensors)
-        return (matrix / 2, scales, scales / _SCALE_BLOCK * FULL_BYTES, *tensors)
+        return (*(matrix * share for share in _PACKED[self.quantisation]), *tensors)
 
     @staticmethod
     def matrix_elements(operator: Operator) -> int:

@@ -118,15 +118,29 @@ def _count(model: nn.Module) -> int:
     return sum(each.numel() for each in model.parameters())
 
 
-def _inputs(
-    kind: str, config: Mapping[str, Any], dtype: torch.dtype = torch.float32, **sizes: int
+def model_inputs(
+    kind: str,
+    config: Mapping[str, Any],
+    batch: int,
+    side: int = 0,
+    dtype: torch.dtype = torch.float32,
+    **sizes: int,
 ) -> dict[str, Any]:
     """What a model of this kind is called with.
 
-    ``architectures.json`` states the shapes in numbers, ``sizes`` and keys of the configuration.  An
+    ``architectures.json`` states the shapes in numbers, sizes and keys of the configuration.  An
     input is left out where such a key has no value; one with a question mark is a condition alone.
+
+    Args:
+        kind: a task, a library, or the class of a diffusion pipeline's network.
+        config: of the model.
+        batch: samples.
+        side: pixels of a side of the image of which a diffusion pipeline has the latents.
+        dtype: of latents and embeddings.
+        **sizes: further ones, such as ``tokens``.
     """
-    known: dict[Any, Any] = {**config, **sizes}
+    latent = {"latent_side": side // 8, "latent_patches": (side // 16) ** 2}
+    known: dict[Any, Any] = {**config, "batch": batch, **latent, **sizes}
     found: dict[str, Any] = {}
     for path, stated in tables()["inputs"][kind].items():
         if all(known.get(each.rstrip("?")) for each in stated if isinstance(each, str)):
@@ -152,28 +166,8 @@ def _of_images(named: NamedModel, method: Method) -> RealModel:
 
             model = get_model(network, weights=None)
         model.to(_dtype(method))
-    inputs = _inputs(library, {}, batch=method.batch_size)
+    inputs = model_inputs(library, {}, method.batch_size)
     return RealModel(TrainedModel(model, class_loss), inputs, _count(model))
-
-
-def diffusion_inputs(
-    kind: str,
-    config: Mapping[str, Any],
-    batch: int,
-    side: int,
-    dtype: torch.dtype = torch.float32,
-) -> dict[str, Any]:
-    """What the network of a diffusion pipeline is called with: latents of square images, and text.
-
-    Args:
-        kind: its class.
-        config: of the network.
-        batch: samples.
-        side: pixels of a side of an image.
-        dtype: of latents and embeddings.
-    """
-    sizes = {"batch": batch, "latent_side": side // 8, "latent_patches": (side // 16) ** 2}
-    return _inputs(kind, config, dtype, **sizes)
 
 
 def _of_diffusers(named: NamedModel, method: Method) -> RealModel:
@@ -185,7 +179,7 @@ def _of_diffusers(named: NamedModel, method: Method) -> RealModel:
     dtype, side = _dtype(method), method.resolution or _USUAL_RESOLUTION
     with torch.device("meta"):
         model = kind.from_config(stated).to(dtype)
-    inputs = diffusion_inputs(kind.__name__, stated, method.batch_size, side, dtype)
+    inputs = model_inputs(kind.__name__, stated, method.batch_size, side, dtype)
     total = _count(model)
     if method.checkpointing:
         model.enable_gradient_checkpointing()
@@ -223,7 +217,7 @@ def _of_litgpt(named: NamedModel, method: Method) -> RealModel:
         shape = model.transformer.wte.weight.shape
         with torch.device("meta"):
             model.transformer.wte = StableEmbedding(*shape).to(dtype)
-    inputs = _inputs("CAUSAL_LM", {}, batch=method.batch_size, tokens=method.sequence_length)
+    inputs = model_inputs("CAUSAL_LM", {}, method.batch_size, tokens=method.sequence_length)
     chunks = {"lm_head_chunk_size": HEAD_CHUNK} if method.has_adapters else {}
     trained = TrainedModel(model, chunked_loss, **chunks)
     return RealModel(trained, inputs, total, ("", "model", "model.lm_head"))
@@ -252,7 +246,8 @@ def _of_transformers(named: NamedModel, method: Method) -> RealModel:
         notes.append("of Liger's kernels the loss is traced; norms and gates run unfused")
     outer = ("", "model", *(("model.base_model", "model.base_model.model") * method.has_adapters))
     heads = (*outer, f"{outer[-1]}.{head}")
-    return RealModel(loss, _inputs(task, _sizes(task, made, method)), total, heads, notes=notes)
+    inputs = model_inputs(task, _sizes(task, made, method), method.batch_size)
+    return RealModel(loss, inputs, total, heads, notes=notes)
 
 
 _BUILDERS: Final = {
@@ -322,7 +317,7 @@ def _sizes(task: str, config: Any, method: Method) -> dict[str, Any]:
     }
     tokens = min(method.sequence_length, longest.get(task) or method.sequence_length)
     frames = 2 * (stated.get("max_source_positions") or 0)
-    return stated | {"batch": method.batch_size, "tokens": tokens, "frames": frames}
+    return stated | {"tokens": tokens, "frames": frames}
 
 
 def _with_method(model: Any, head: Any, method: Method, notes: list[str]) -> Any:

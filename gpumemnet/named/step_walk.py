@@ -70,17 +70,6 @@ class ProcessPeak:
     notes: tuple[str, ...]
 
 
-def step_peak(network: Network, method: Method, workspace_bytes: float) -> StepPeak:
-    """Finds the peak of a training step.
-
-    Args:
-        network: the model, at the sequence length of ``method``.
-        method: how it is trained.
-        workspace_bytes: of cuBLAS, for each of the two threads of a training process.
-    """
-    return _Step(network, method, workspace_bytes).peak()
-
-
 @dataclass(frozen=True, slots=True)
 class _Moment:
     """What is held at one moment beyond what stays, and the gradients and logits in it."""
@@ -123,8 +112,14 @@ def _segments(moments: list[_Moment]) -> float:
     return sum(reserved)
 
 
-class _Step:
-    """Adds the blocks of a network up."""
+class Step:
+    """A training step, which adds the blocks of a network up.
+
+    Args:
+        network: the model, at the sequence length of ``method``.
+        method: how it is trained.
+        workspace_bytes: of cuBLAS, for each of the two threads of a training process.
+    """
 
     def __init__(self, network: Network, method: Method, workspace_bytes: float) -> None:
         self.method = method
@@ -153,6 +148,14 @@ class _Step:
             self.new_gradients = 1.0 / method.gpus
         elif method.parallel == "ddp" and method.gpus > 1:
             self.new_gradients = 2.0
+        is_held = method.is_reentrant and method.has_adapters
+        self.holds_inputs = is_held and method.is_sharded and method.parallel == "fsdp1"
+        """Whether blocks whose backward pass has run still hold their input and its gradient.
+
+        FSDP1 waits for the gradients of a frozen block's inputs by a hook that keeps their
+        accumulators (``register_multi_grad_hook``), and these the tensors, until the step's end.
+        With re-entrant checkpointing such an input is a leaf of its own.
+        """
 
     def peak(self) -> StepPeak:
         """The largest of all moments."""
@@ -236,6 +239,8 @@ class _Step:
                 held += gathered + self._unreduced(block)
                 if section.name == EMBEDDINGS:
                     held += self.tied
+                if self.holds_inputs and block.is_recomputed:
+                    held += kept * (2.0 * (last - number))
                 name = f"backward pass of {section.name}"
                 backward.append(_Moment(name, held, gradients, logits))
             before = before + kept * section.count
