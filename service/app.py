@@ -82,8 +82,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     Raises:
         BundleError: when a bundle cannot be loaded or fails its test.
-        SettingsError: when keys cannot be read, or the default folder of observations cannot be
-            created.
+        SettingsError: when keys cannot be read.
         DatabaseError: when the database cannot be used, now or later.
     """
     keys, store = settings.keys(), None

@@ -20,7 +20,7 @@ from gpumemnet.errors import BundleError, InvalidRequestError, RegistryError
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.predict.bundle import Bundle, load_bundles, shipped_bundles
+from gpumemnet.predict.bundle import Bundle, load_bundles
 from gpumemnet.predict.features import FEATURE_NAMES
 from gpumemnet.predict.predictor import BundleModel, ModelGpu, Predictor
 from gpumemnet.site.releases import SHIPPED, Aliases, Registry, release_digest
@@ -109,11 +109,8 @@ class ServedRelease:
         self._shadow = shadow
         if registry is not None:
             self._begin(registry)
-        elif bundles:
-            named = [bundle for folder in bundles for bundle in load_bundles(folder)]
-            self._put(CONFIGURED, self._tested(named))
         else:
-            self._put(SHIPPED, self._tested(shipped_bundles()))
+            self._put(CONFIGURED if bundles else SHIPPED, self._tested(load_bundles(*bundles)))
 
     @property
     def release(self) -> str:
@@ -172,12 +169,7 @@ class ServedRelease:
             self.failure = str(error)
         for release in dict.fromkeys(candidates):
             try:
-                self._put(
-                    release,
-                    self._tested(shipped_bundles())
-                    if release == SHIPPED
-                    else self._load(release, "champion"),
-                )
+                self._put(release, self._load(release, "champion"))
                 break
             except BundleError as error:
                 if release == SHIPPED:

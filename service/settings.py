@@ -166,23 +166,11 @@ class Settings(BaseSettings):
         return None if ANY in allowed else AllowedHosts(allowed)
 
     def observations(self) -> str | None:
-        """The URL of the database of observations; ``None`` when it is off.
-
-        Raises:
-            SettingsError: when the default folder cannot be made.
-        """
+        """The URL of the database of observations; ``None`` when it is off."""
         if self.database_url:
             return None if self.database_url.lower() == OFF else self.database_url
         state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-        folder = Path(state) / "gpumemnet"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise SettingsError(
-                f"{folder} cannot be made to keep observations in ({error.strerror}): "
-                f"set {PREFIX}DATABASE_URL to a database, or to 'off'"
-            ) from None
-        return f"sqlite:///{folder / DATABASE_FILE}"
+        return f"sqlite:///{Path(state) / 'gpumemnet' / DATABASE_FILE}"
 
 
 def read_settings(**arguments: Any) -> Settings:

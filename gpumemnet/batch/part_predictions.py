@@ -88,12 +88,7 @@ class PartPredictor:
     """
 
     def __init__(self, options: BatchOptions) -> None:
-        settings = {"context_bytes": options.context_bytes}
-        self._predictor = (
-            Predictor.load(*options.bundles, **settings)
-            if options.bundles
-            else Predictor.default(**settings)
-        )
+        self._predictor = Predictor.load(*options.bundles, context_bytes=options.context_bytes)
         self._options = options
         self._reader = Reader(options.id_column)
         self.hash_of_model = {each.card.name: each.sha256 for each in self._predictor.bundles}

@@ -123,8 +123,7 @@ def predict(
     if len(jobs) > 1:
         raise InvalidRequestError("several files need --out FILE for the predictions", "jobs")
     tables = read_job_tables(input_file(Path(jobs[0])))
-    settings = {"context_bytes": context_bytes}
-    predictor = Predictor.load(*bundle, **settings) if bundle else Predictor.default(**settings)
+    predictor = Predictor.load(*bundle or (), context_bytes=context_bytes)
     predicted = (
         (
             table,
@@ -313,10 +312,9 @@ def models(
     as_json: AsJson = False,
 ) -> None:
     """List the shipped bundles, and check their checksums."""
-    from gpumemnet.predict.bundle import load_bundles, shipped_bundles
+    from gpumemnet.predict.bundle import load_bundles
 
-    found = [one for folder in bundle or () for one in load_bundles(folder)]
-    bundles = found if bundle else list(shipped_bundles())
+    bundles = load_bundles(*bundle or ())
     if as_json:
         print_json([{**one.card.document, "sha256": one.sha256} for one in bundles])
         return

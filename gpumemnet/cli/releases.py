@@ -88,7 +88,7 @@ def add(
 ) -> None:
     """Copy bundles into the registry and make a release of them and the shipped ones for other jobs;
     it predicts once it is promoted."""
-    folders = [one.source for folder in bundle for one in load_bundles(folder)]
+    folders = [one.source for one in load_bundles(*bundle)]
     made = Registry(registry).create_release(release, folders)
     print_result(asdict(made), f"release {made.name}: {len(made.bundles)} bundles", as_json=as_json)
 

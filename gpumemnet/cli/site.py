@@ -26,7 +26,6 @@ from gpumemnet.predict.bundle import (
     check_replaceable,
     load_bundles,
     save_bundle,
-    shipped_bundles,
 )
 from gpumemnet.predict.conformal import rows_needed
 from gpumemnet.site.observations import listed, read_site_rows
@@ -52,9 +51,9 @@ Rows = Annotated[
 
 def _chosen_bundles(folders: Sequence[Path] | None, store: Registry | None) -> Sequence[Bundle]:
     """Returns the bundles in ``folders``, else the registry's champion, else the shipped ones."""
-    if folders:
-        return [bundle for folder in folders for bundle in load_bundles(folder)]
-    return shipped_bundles() if store is None else store.load(store.aliases().champion)
+    if folders or store is None:
+        return load_bundles(*folders or ())
+    return store.load(store.aliases().champion)
 
 
 def calibrate(

@@ -94,14 +94,19 @@ def load_bundle(folder: str | Path) -> Bundle:
     return Bundle(card, contents, hashlib.sha256(contents[SUMS_FILE]).hexdigest(), str(folder))
 
 
-def load_bundles(folder: str | Path) -> tuple[Bundle, ...]:
-    """The bundle in ``folder``, or the bundles in its folders, as ``gpumemnet calibrate --out``
-    writes them.
+def load_bundles(*folders: str | Path) -> tuple[Bundle, ...]:
+    """The bundles in ``folders``, or in their folders, as ``gpumemnet calibrate --out`` writes them;
+    the shipped ones if no folder is given.
 
     Raises:
         BundleError: when there is none, or one is damaged.
     """
-    folder = Path(folder)
+    if not folders:
+        return shipped_bundles()
+    return tuple(bundle for folder in folders for bundle in _bundles_in(Path(folder)))
+
+
+def _bundles_in(folder: Path) -> tuple[Bundle, ...]:
     if not folder.is_dir() or any((folder / name).exists() for name in BUNDLE_FILES):
         return (load_bundle(folder),)
     found = tuple(

@@ -36,7 +36,6 @@ from gpumemnet.predict.bundle import (
     Bundle,
     load_bundles,
     load_session,
-    shipped_bundles,
 )
 from gpumemnet.predict.bundle_card import ENCODERS, SiteCalibration
 from gpumemnet.predict.distribution import (
@@ -389,13 +388,13 @@ class Predictor:
     def default(cls, **settings: Any) -> Predictor:
         """Creates a predictor with the bundles shipped in the package; the settings are those of
         the class."""
-        return cls(shipped_bundles(), **settings)
+        return cls.load(**settings)
 
     @classmethod
     def load(cls, *folders: str | Path, **settings: Any) -> Predictor:
-        """Creates a predictor with the bundles in ``folders``, or in their folders; the settings
-        are those of the class."""
-        return cls((bundle for folder in folders for bundle in load_bundles(folder)), **settings)
+        """Creates a predictor with the bundles in ``folders``, or in their folders, or with the
+        shipped ones if none is given; the settings are those of the class."""
+        return cls(load_bundles(*folders), **settings)
 
     def prediction_gpu(self, gpu: str | None) -> PredictionGpu:
         """The GPU called ``gpu``, with the context that predictions for it contain; by default the

@@ -315,7 +315,8 @@ def _make_folder(url: URL) -> None:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise DatabaseError(
-                f"the folder {folder} of the database cannot be made: {error.strerror}"
+                f"the folder {folder} of the database cannot be made ({error.strerror}): set "
+                "GPUMEMNET_DATABASE_URL to another database, or to 'off'"
             ) from None
 
 
