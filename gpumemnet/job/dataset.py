@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, overload
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ from gpumemnet.job.job_files import (
     import_pyarrow,
     open_parquet,
 )
-from gpumemnet.job.job_table import Array, Columns, JobTable
+from gpumemnet.job.job_table import Array, Columns, JobTable, Rows
 from gpumemnet.job.measurement import (
     COUNT_COLUMNS,
     MAX_BYTES,
@@ -54,7 +54,7 @@ _FILLED_FIELDS: Final = {*TOTAL_FIELDS, "trainable_parameters"}
 
 
 @dataclass(frozen=True, eq=False)
-class Dataset(Columns, Sequence[Measurement]):
+class Dataset(Columns, Rows[Measurement]):
     """``B`` measurements as columns; a single row is a :class:`Measurement`.
 
     Attributes:
@@ -79,19 +79,6 @@ class Dataset(Columns, Sequence[Measurement]):
             pa.Table.from_pylist([_row(one) for one in measurements], schema),
             np.array([one.architecture_key for one in measurements], dtype=object),
         )
-
-    @overload
-    def __getitem__(self, index: int) -> Measurement: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Dataset: ...
-
-    def __getitem__(self, index: int | slice) -> Measurement | Dataset:
-        """One measurement for an index, a dataset for a slice."""
-        rows = np.arange(len(self))[index]
-        if isinstance(index, slice):
-            return self.take(rows)
-        return next(iter(self.take(rows[None])))
 
     def __iter__(self) -> Iterator[Measurement]:
         documents = (

@@ -6,6 +6,7 @@ All computations take a job table; a single job is a table of one row.  Users co
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain
@@ -59,8 +60,29 @@ def codes_with(unknown_kinds: Sequence[str]) -> dict[str, int]:
     return {kind: code for code, kind in enumerate((*KINDS, *unknown_kinds))}
 
 
+class Rows(Sequence[T]):
+    """Base of tables: a slice is a table, too."""
+
+    __slots__ = ()
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
+
+    def __getitem__(self, index: int | slice) -> T | Self:
+        """One row for an index, a table for a slice."""
+        taken = self.take(np.arange(len(self))[index].reshape(-1))
+        return taken if isinstance(index, slice) else next(iter(taken))
+
+    @abstractmethod
+    def take(self, rows: Indices) -> Self:
+        """The rows at these positions, in that order."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class JobTable(Sequence[TrainingJob]):
+class JobTable(Rows[TrainingJob]):
     """``B`` valid jobs with ``N`` layers in total.
 
     Attributes:
@@ -211,19 +233,6 @@ class JobTable(Sequence[TrainingJob]):
     def __len__(self) -> int:
         return len(self.option_codes)
 
-    @overload
-    def __getitem__(self, index: int) -> TrainingJob: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> JobTable: ...
-
-    def __getitem__(self, index: int | slice) -> TrainingJob | JobTable:
-        """One job for an index, a table for a slice."""
-        rows = np.arange(len(self))[index]
-        if isinstance(index, slice):
-            return self.take(rows)
-        return next(iter(self.take(rows[None])))
-
     def __iter__(self) -> Iterator[TrainingJob]:
         layers = self.split_by_job(self.flat_layers())
         rows = zip(self.numbers.T.tolist(), self.option_codes.tolist(), layers, strict=True)
@@ -263,7 +272,7 @@ class JobTable(Sequence[TrainingJob]):
         """Position of the job that each layer belongs to, shape ``[N]``."""
         return np.repeat(np.arange(len(self)), self.layer_counts)
 
-    def take(self, rows: Indices) -> JobTable:
+    def take(self, rows: Indices) -> Self:
         """The jobs in ``rows``, in that order."""
         counts = self.layer_counts[rows]
         ends = counts.cumsum()
