@@ -34,6 +34,7 @@ from gpumemnet.job.training_job import (
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 T = TypeVar("T")
 OptionSet = tuple[Any, ...]
 """Values of the fields :data:`~gpumemnet.job.training_job.OPTION_FIELDS`, in that order."""
@@ -77,8 +78,8 @@ class Rows(Sequence[T]):
         return taken if isinstance(index, slice) else next(iter(taken))
 
     @abstractmethod
-    def take(self, rows: Indices) -> Self:
-        """The rows at these positions, in that order."""
+    def take(self, rows: Indices | Flags) -> Self:
+        """The rows at these positions, in that order; or those for which it is true."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -272,8 +273,8 @@ class JobTable(Rows[TrainingJob]):
         """Position of the job that each layer belongs to, shape ``[N]``."""
         return np.repeat(np.arange(len(self)), self.layer_counts)
 
-    def take(self, rows: Indices) -> Self:
-        """The jobs in ``rows``, in that order."""
+    def take(self, rows: Indices | Flags) -> Self:
+        """The jobs at these positions, in that order; or those for which it is true."""
         counts = self.layer_counts[rows]
         ends = counts.cumsum()
         first = (self.layer_counts.cumsum() - self.layer_counts)[rows]
@@ -356,9 +357,10 @@ class Columns:
     def __len__(self) -> int:
         return len(self.jobs)
 
-    def take(self, rows: Indices) -> Self:
-        """The rows at these positions, in that order."""
+    def take(self, rows: Indices | Flags) -> Self:
+        """The rows at these positions, in that order; or those for which it is true."""
         own: Any = self
+        rows = np.arange(len(self))[rows]
         taken = {each.name: _taken(getattr(own, each.name), rows) for each in fields(own)}
         found: Self = replace(own, **taken)
         return found

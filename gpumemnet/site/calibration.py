@@ -247,7 +247,7 @@ def _one_kind(found: SiteRows, left_out: dict[str, list[str]], gpu: str | None) 
     is_alone = found.jobs.column("ranks") <= 1
     _leave_out(left_out, "without what the job took, and on which GPU", found, ~is_run)
     _leave_out(left_out, WITH_OTHERS, found, is_run & ~is_alone)
-    rows = found.take(np.flatnonzero(is_run & is_alone))
+    rows = found.take(is_run & is_alone)
     if not len(rows):
         why = "; ".join(f"{len(some)} rows: {reason}" for reason, some in left_out.items())
         raise DatasetError(
@@ -264,7 +264,7 @@ def _one_kind(found: SiteRows, left_out: dict[str, list[str]], gpu: str | None) 
         if chosen not in counts:
             raise DatasetError(f"{names} holds no rows of {chosen}: there are {', '.join(counts)}")
         _leave_out(left_out, f"of another {field.replace('_', ' ')}", rows, values != chosen)
-        rows = rows.take(np.flatnonzero(values == chosen))
+        rows = rows.take(values == chosen)
     return rows
 
 
@@ -293,7 +293,7 @@ def _possible(rows: SiteRows, left_out: dict[str, list[str]], device: DeviceProf
             f"{is_wrong.sum()} of {len(rows)} rows cannot be true, so the others are not trusted either ({why}): "
             "is the unit right? Correct or remove them"
         )
-    return rows.take(np.flatnonzero(~is_wrong))
+    return rows.take(~is_wrong)
 
 
 def _different(rows: SiteRows, left_out: dict[str, list[str]]) -> SiteRows:
@@ -309,7 +309,7 @@ def _different(rows: SiteRows, left_out: dict[str, list[str]]) -> SiteRows:
     is_last = np.append(job_hashes[order][1:] != job_hashes[order][:-1], True)
     rows = rows.take(order)
     _leave_out(left_out, "another run of the same job, which took no more", rows, ~is_last)
-    return rows.take(np.flatnonzero(is_last))
+    return rows.take(is_last)
 
 
 def _parts(predictor: Predictor, rows: SiteRows, gpu: str) -> tuple[_Parts, Counter[str]]:
@@ -327,7 +327,7 @@ def _parts(predictor: Predictor, rows: SiteRows, gpu: str) -> tuple[_Parts, Coun
             is_asked &= rows.jobs.layer_counts > 0
         if not is_asked.any():
             continue
-        own = rows.take(np.flatnonzero(is_asked))
+        own = rows.take(is_asked)
         model_gpu = model.model_gpu(predictor.prediction_gpu(gpu))
         features = model.features(own.jobs, model_gpu)
         unseen = model.support.check(own.jobs, features)

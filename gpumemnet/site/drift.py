@@ -123,7 +123,7 @@ def find_drift(rows: SiteRows, predictor: Predictor) -> DriftReport:
         predictor: what predicts now.
     """
     # A retraining, which a finding starts, does not learn from replicas.
-    alone = rows.take(np.flatnonzero(rows.jobs.column("ranks") <= 1))
+    alone = rows.take(rows.jobs.column("ranks") <= 1)
     notes = [f"{len(rows) - len(alone)} jobs: {WITH_OTHERS}"] if len(alone) < len(rows) else []
     findings: list[Finding] = []
     for family, gpu, group in _groups(alone):
@@ -162,7 +162,7 @@ def _groups(rows: SiteRows) -> Iterator[tuple[str, str | None, SiteRows]]:
     families = rows.jobs.option_column("family")
     pairs = {*zip(families, rows.gpu, strict=True)}
     for family, gpu in sorted(pairs, key=lambda pair: (FAMILIES.index(pair[0]), pair[1] or "")):
-        yield family, gpu, rows.take(np.flatnonzero((families == family) & (rows.gpu == gpu)))
+        yield family, gpu, rows.take((families == family) & (rows.gpu == gpu))
 
 
 def _group_findings(

@@ -224,7 +224,7 @@ def _plausible_rows(rows: Dataset) -> tuple[Dataset, Counter[str]]:
         reasons[is_left_out] = reason
     pairs = zip(families.tolist(), reasons.tolist(), strict=True)
     counts = Counter(f"{family}: {reason}" for family, reason in pairs if reason)
-    return rows.take(np.flatnonzero(reasons == "")), counts
+    return rows.take(reasons == ""), counts
 
 
 def _observation_times(rows: Dataset) -> Array:

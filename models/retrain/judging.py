@@ -82,7 +82,7 @@ def judged_parts(
     for own in (~by_stand_in, by_stand_in):
         if own.any():
             release = stand_ins() if own is by_stand_in else champion
-            champion_answers[:, own] = answers(release, encoder, data.take(np.flatnonzero(own)))[1]
+            champion_answers[:, own] = answers(release, encoder, data.take(own))[1]
     is_deciding = is_new if is_new.any() else ~is_newest
     parts: list[tuple[str, bool, Flags]] = [
         (HELD_OUT, True, is_deciding),

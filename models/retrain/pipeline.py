@@ -183,7 +183,7 @@ class _Retraining:
             "datasets": datasets,
             "learned_until": rows.learned_until,
         }
-        data = rows.data.take(np.flatnonzero(rows.is_training))
+        data = rows.data.take(rows.is_training)
         request = self._request
         return self._trained("candidates", data, encoder, request.seed, request.epochs, record)
 
@@ -196,7 +196,7 @@ class _Retraining:
             if bundle.card.encoder in self._request.encoders and may_know_held_out(bundle):
                 known = known_files([bundle], rows.data)
                 is_own = np.isin(rows.data.sources, known)
-                data = rows.data.take(np.flatnonzero(is_own & rows.is_training))
+                data = rows.data.take(is_own & rows.is_training)
                 # files that the champion does not know are no part of the stand-in's key
                 data = replace(data, files={name: rows.data.files[name] for name in known})
                 plan = bundle.card.document["training"]

@@ -88,8 +88,7 @@ def save_classifier(
     """
     families = families_of(data)
     of_family = {
-        family: data.take(np.flatnonzero(data.jobs.option_column("family") == family))
-        for family in families
+        family: data.take(data.jobs.option_column("family") == family) for family in families
     }
     is_run = data.provenances != TRACED
     names, counts = np.unique(data.gpus[is_run] if is_run.any() else data.gpus, return_counts=True)
@@ -206,9 +205,9 @@ def widenings(data: LabelledJobs) -> tuple[float, ...]:
     where there is one source only.  A line is fitted to the others, with bounds of each group.  The
     widening is the conformal quantile of what the left-out rows exceed these bounds by.
     """
-    usable = data.take(np.flatnonzero(data.is_measured & data.calibrates))
+    usable = data.take(data.is_measured & data.calibrates)
     if len(usable) < 2 * FEWEST_SCORES:
-        usable = data.take(np.flatnonzero(data.is_measured))
+        usable = data.take(data.is_measured)
     names = sorted({*usable.sources.tolist()})
     splits = [
         (np.flatnonzero(usable.sources != name), np.flatnonzero(usable.sources == name))
@@ -242,7 +241,7 @@ def traced_peak(data: LabelledJobs) -> dict[str, Any] | None:
     """Calibrate answers for jobs that state a traced peak, on the rows of one family that a GPU has
     run; ``None`` without such rows."""
     traced = data.jobs.column("traced_peak_bytes")
-    own = data.take(np.flatnonzero((traced > 0) & data.is_measured & (data.provenances != TRACED)))
+    own = data.take((traced > 0) & data.is_measured & (data.provenances != TRACED))
     if len(own) < FEWEST_SCORES:
         return None
     traced = own.jobs.column("traced_peak_bytes")

@@ -143,7 +143,7 @@ def train(
     """
     torch.set_num_threads(1)  # the networks are too small to benefit from a second thread
     is_sequence = plan.encoder == "transformer"
-    with_layers = data.take(np.flatnonzero(data.jobs.layer_counts > 0))
+    with_layers = data.take(data.jobs.layer_counts > 0)
     totals = data.without_layers()
     inputs = fitted_inputs(data, totals)
     parts = [with_layers] if is_sequence else [with_layers, totals]

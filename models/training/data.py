@@ -143,7 +143,7 @@ def labelled_jobs(rows: Sequence[Measurement], source: str) -> LabelledJobs | No
         DatasetError: when the rows do not say which CUDA context their readings contain.
     """
     rows = Dataset.from_measurements(rows)
-    rows = rows.take(np.flatnonzero(is_usable(rows)))
+    rows = rows.take(is_usable(rows))
     if not len(rows):
         return None
     gpus = rows.words("gpu").astype(str)
