@@ -16,8 +16,8 @@ from typing import Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from gpumemnet.job.job_table import Array
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.predict.conformal import COVERAGES, conformal_quantiles
 from gpumemnet.predict.distribution import PUBLISHED_BINS
@@ -34,8 +34,6 @@ from .training.classifier import (
     train,
 )
 from .training.data import LabelledJobs, folds
-
-Array = NDArray[np.float64]
 
 COVERAGE: Final = 0.99
 FOLDS: Final = 5

@@ -20,17 +20,17 @@ from functools import partial
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpumemnet.allocator.caching_allocator import CachingAllocator, OutOfMemory
 from gpumemnet.allocator.segments import GONE, Block
 from gpumemnet.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
+from gpumemnet.job.job_table import Indices
 from gpumemnet.units import MIB
 
 EMPTY_CACHE: Final = -(2**62)
 """The event of ``torch.cuda.empty_cache()``."""
 
-Integers = Sequence[int] | NDArray[np.int64]
+Integers = Sequence[int] | Indices
 _LEAST_PASSES: Final = 4
 """Fewer passes are replayed as fast without a comparison."""
 _EMPTIES: Final = 2
@@ -65,7 +65,7 @@ class Loop:
         """Index of the event behind the last pass."""
         return self.start + self.passes * self.events
 
-    def alike(self, values: NDArray[np.int64]) -> bool:
+    def alike(self, values: Indices) -> bool:
         """Whether ``values``, one for each storage of the stream, are the same in every pass, and
         in what a pass frees."""
         rows = values[self.first : self.first + self.passes * self.storages].reshape(
@@ -118,7 +118,7 @@ def signed_bytes(events: Sequence[int], sizes: Sequence[int]) -> list[int]:
     return [0 if e == EMPTY_CACHE else sizes[e] if e >= 0 else -sizes[~e] for e in events]
 
 
-def _relative(order: NDArray[np.int64], start: int, end: int, first: int) -> NDArray[np.int64]:
+def _relative(order: Indices, start: int, end: int, first: int) -> Indices:
     """The events of a pass, shape ``[2, events]``: what each does, and its storage, numbered from
     0; earlier ones are below."""
     window = order[start:end]
@@ -181,7 +181,7 @@ class Replay:
     peak_reserved_bytes: int
     startup_peak_reserved_bytes: int
     peak_allocated_event: int
-    reserved_curve_bytes: NDArray[np.int64] | None = field(default=None, compare=False)
+    reserved_curve_bytes: Indices | None = field(default=None, compare=False)
 
 
 def replay(

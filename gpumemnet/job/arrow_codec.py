@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpumemnet.errors import DatasetError
-from gpumemnet.job.job_table import Array, Indices, JobTable, OptionSet, codes_with
+from gpumemnet.job.job_table import Array, Flags, Indices, JobTable, OptionSet, codes_with
 from gpumemnet.job.json_codec import ReadJobs, merge_reads, read_jobs
 from gpumemnet.job.layers import (
     CODE_OF_KIND,
@@ -38,7 +37,6 @@ from gpumemnet.job.training_job import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Flags = NDArray[np.bool_]
 
 WORD_FIELDS: Final = tuple(FIELD_CHOICES)
 SWITCH_FIELDS: Final = tuple(name for name in OPTION_FIELDS if name not in FIELD_CHOICES)

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from gpumemnet.job.job_table import Array, JobTable
+from gpumemnet.job.job_table import Array, Flags, JobTable
 from gpumemnet.physics.element_types import ELEMENT_BYTES
 from gpumemnet.units import MIB
 
@@ -54,7 +53,7 @@ class Added(NamedTuple):
     bound_bytes: Array
 
 
-def added_by_replicas(table: JobTable, has_buckets: NDArray[np.bool_] | None = None) -> Added:
+def added_by_replicas(table: JobTable, has_buckets: Flags | None = None) -> Added:
     """Memory that replicas add to the jobs.
 
     Args:

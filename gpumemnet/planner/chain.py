@@ -27,9 +27,9 @@ from itertools import pairwise
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpumemnet.allocator import signed_bytes
+from gpumemnet.job.job_table import Array, Flags, Indices
 from gpumemnet.planner.costs import (
     Machine,
     Pass,
@@ -45,7 +45,6 @@ from gpumemnet.planner.plans import COPIES_BEHIND, FETCHED_AHEAD, Decision, pinn
 OPTIONS: Final = tuple(Decision)
 """The decisions in the order of the columns of every array below."""
 KEEP: Final = 0
-Floats = NDArray[np.float64]
 _MOST_HOLDERS: Final = 4
 """A storage that more units hold counts as never gone."""
 
@@ -62,9 +61,9 @@ class SharedStorages:
     """
 
     units: tuple[int, ...]
-    lets_go: NDArray[np.bool_]
+    lets_go: Flags
     amount_bytes: float
-    regions: NDArray[np.bool_]
+    regions: Flags
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,18 +87,18 @@ class Chain:
         passes: number of such passes in a step.
     """
 
-    allowed: NDArray[np.bool_]
-    forward_seconds: Floats
-    backward_seconds: Floats
+    allowed: Flags
+    forward_seconds: Array
+    backward_seconds: Array
     turn_forward_seconds: float
     turn_backward_seconds: float
     other_seconds: float
-    recompute_seconds: Floats
-    copy_seconds: Floats
-    host_bytes: Floats
+    recompute_seconds: Array
+    copy_seconds: Array
+    host_bytes: Array
     backward_order: tuple[int, ...]
-    live_bytes: Floats
-    gone_bytes: Floats
+    live_bytes: Array
+    gone_bytes: Array
     shared: tuple[SharedStorages, ...] = ()
     host_limit_bytes: float = float("inf")
     passes: int = 1
@@ -109,7 +108,7 @@ class Chain:
         """Number of units."""
         return len(self.forward_seconds)
 
-    def step_seconds(self, choices: NDArray[np.int64]) -> Floats:
+    def step_seconds(self, choices: Indices) -> Array:
         """Return the seconds of a step for each row of ``choices``.
 
         Args:
@@ -128,7 +127,7 @@ class Chain:
             seconds[swapping] = self._seconds_with_copies(choices[swapping])
         return np.asarray(seconds * self.passes + self.other_seconds)
 
-    def _seconds_with_copies(self, choices: NDArray[np.int64]) -> Floats:
+    def _seconds_with_copies(self, choices: Indices) -> Array:
         """Return the seconds of one pass for each row of ``choices``."""
         each = np.arange(self.units)
         recompute, copy = (
@@ -138,7 +137,7 @@ class Chain:
         never = np.where(copy > 0, 0.0, -np.inf)  # nothing waits for no copy
         time = np.zeros(len(choices))
         queue = np.zeros(len(choices))
-        copied: list[Floats] = []
+        copied: list[Array] = []
         for unit in range(self.units):
             time = time + self.forward_seconds[unit]
             queue = np.maximum(queue, time + never[unit]) + copy[unit]
@@ -159,7 +158,7 @@ class Chain:
             )
         return time
 
-    def region_bytes(self, choices: NDArray[np.int64]) -> Floats:
+    def region_bytes(self, choices: Indices) -> Array:
         """Return the bytes in each region for each row of ``choices``, shape ``[plans, r]``."""
         amounts = self.live_bytes - self._shared_gone_bytes(choices)
         first = choices[:1].sum(axis=0)  # the first row; keep all, where there is none
@@ -171,9 +170,7 @@ class Chain:
             amounts[rows] += gone[first[unit]] - gone[choices[rows, unit]]
         return amounts
 
-    def changed_region_bytes(
-        self, amounts: Floats, before: NDArray[np.int64], after: NDArray[np.int64]
-    ) -> Floats:
+    def changed_region_bytes(self, amounts: Array, before: Indices, after: Indices) -> Array:
         """Return the bytes in each region for each row of ``after``, which differs from that row of
         ``before`` in at most one unit; much faster than :meth:`region_bytes`.
 
@@ -190,7 +187,7 @@ class Chain:
             changed += self._shared_gone_bytes(before) - self._shared_gone_bytes(after)
         return np.asarray(changed)
 
-    def _shared_gone_bytes(self, choices: NDArray[np.int64]) -> Floats:
+    def _shared_gone_bytes(self, choices: Indices) -> Array:
         amounts = np.zeros((len(choices), len(self.live_bytes)))
         for shared in self.shared:
             gone = np.ones(len(choices), dtype=bool)
@@ -199,20 +196,20 @@ class Chain:
             amounts[np.ix_(gone, shared.regions)] += shared.amount_bytes
         return amounts
 
-    def peak_bytes(self, choices: NDArray[np.int64]) -> Floats:
+    def peak_bytes(self, choices: Indices) -> Array:
         """Return the largest bytes of any region for each row of ``choices``."""
         return np.asarray(self.region_bytes(choices).max(axis=1))
 
-    def host_bytes_of(self, choices: NDArray[np.int64]) -> Floats:
+    def host_bytes_of(self, choices: Indices) -> Array:
         """Return the host memory for each row of ``choices``."""
         return np.asarray(self.host_bytes[np.arange(self.units), choices].sum(axis=1))
 
-    def fits(self, choices: NDArray[np.int64], limit_bytes: float) -> NDArray[np.bool_]:
+    def fits(self, choices: Indices, limit_bytes: float) -> Flags:
         """Return which rows of ``choices`` fit both budgets."""
         fits_host = self.host_bytes_of(choices) <= self.host_limit_bytes
         return np.asarray((self.peak_bytes(choices) <= limit_bytes) & fits_host)
 
-    def keep_all(self) -> NDArray[np.int64]:
+    def keep_all(self) -> Indices:
         """Return the choices that keep everything, shape ``[n]``."""
         return np.zeros(self.units, dtype=np.int64)
 
@@ -276,11 +273,9 @@ def chain_of(step: StepCosts, machine: Machine) -> Chain:
     )
 
 
-def _allowed(
-    evictable: Sequence[bool], gone: Floats, shared: Sequence[SharedStorages]
-) -> NDArray[np.bool_]:
+def _allowed(evictable: Sequence[bool], gone: Array, shared: Sequence[SharedStorages]) -> Flags:
     """Return the options that free something."""
-    allowed: NDArray[np.bool_] = np.asarray((gone > 0).any(axis=2))
+    allowed: Flags = np.asarray((gone > 0).any(axis=2))
     for each in shared:
         allowed[list(each.units)] |= each.lets_go
     allowed &= np.array(evictable)[:, None]
@@ -315,7 +310,7 @@ class _Memory:
         )
         self._first_point = len(spans)
 
-    def tables(self) -> tuple[Floats, Floats, tuple[SharedStorages, ...]]:
+    def tables(self) -> tuple[Array, Array, tuple[SharedStorages, ...]]:
         """Return the live bytes of every region, what each option takes away, and the storages that
         units share."""
         units = self._pass.units
@@ -368,7 +363,7 @@ class _Memory:
         )
         return self._baseline, gone, groups
 
-    def _inside(self, start: int, end: int) -> NDArray[np.bool_]:
+    def _inside(self, start: int, end: int) -> Flags:
         """Return the regions within positions ``start`` to ``end``."""
         return np.asarray((self._starts >= start) & (self._ends <= end))
 
@@ -400,7 +395,7 @@ class _Memory:
                 live -= self._sizes[~event]
         return peak
 
-    def _add_longer_holds(self, gone: Floats, unit: UnitPass, option: Decision) -> None:
+    def _add_longer_holds(self, gone: Array, unit: UnitPass, option: Decision) -> None:
         """Subtract what is held for the second forward pass, and was not held before, from one
         option's row of a table."""
         step = self._step

@@ -20,11 +20,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.extract.extraction import DEFAULT_GPU
 from gpumemnet.gpu import DeviceProfile, find_profile
+from gpumemnet.job.job_table import Array
 from gpumemnet.planner.plans import (
     COPIES_BEHIND,
     FETCHED_AHEAD,
@@ -230,7 +230,7 @@ class Machine:
     host_memory_bytes: int = HOST_MEMORY_BYTES
     source: str = ""
 
-    def seconds(self, operators: Sequence[OperatorCost]) -> NDArray[np.float64]:
+    def seconds(self, operators: Sequence[OperatorCost]) -> Array:
         """Return the modelled seconds of each operator, shape ``[operators]``."""
         rates, fallback = self.flops_per_second, self.flops_per_second["fp32"]
         computing = [each.flops / rates.get(each.element_type, fallback) for each in operators]

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import nn
 
 from gpumemnet.errors import BudgetError, PlanError
 from gpumemnet.extract.module_calls import ModelInputs
 from gpumemnet.gpu import context
+from gpumemnet.job.job_table import Indices
 from gpumemnet.planner.alternatives import alternatives
 from gpumemnet.planner.chain import KEEP, OPTIONS, Chain, chain_of
 from gpumemnet.planner.costs import Machine, StepCosts, find_machine
@@ -150,10 +150,10 @@ class _Tries:
     chain: Chain
     budget_bytes: int
     best: Simulation | None = None
-    best_choices: NDArray[np.int64] | None = None
+    best_choices: Indices | None = None
     bound_seconds: float | None = None
     smallest: Simulation | None = None
-    nearest_choices: NDArray[np.int64] | None = None
+    nearest_choices: Indices | None = None
     _least_excess: float = np.inf
     _seen: dict[bytes, Simulation] = field(default_factory=dict)
 
@@ -173,7 +173,7 @@ class _Tries:
             and result.host_bytes <= self.machine.host_memory_bytes
         )
 
-    def simulate(self, choices: NDArray[np.int64]) -> Simulation:
+    def simulate(self, choices: Indices) -> Simulation:
         """Check a plan, and remember it if it is the best so far."""
         key = choices.tobytes()
         if key not in self._seen:

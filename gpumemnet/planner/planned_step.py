@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpumemnet.allocator import EMPTY_CACHE, signed_bytes
+from gpumemnet.job.job_table import Indices
 from gpumemnet.planner.chain import OPTIONS, Chain, chain_of
 from gpumemnet.planner.costs import (
     Machine,
@@ -289,14 +289,14 @@ def unavoidable_bytes(step: StepCosts) -> tuple[Counter[str], str]:
     return parts, step.timeline.storages[max(events[place], ~events[place])].module
 
 
-def choices_of(step: StepCosts, decisions: Mapping[str, Decision]) -> NDArray[np.int64]:
+def choices_of(step: StepCosts, decisions: Mapping[str, Decision]) -> Indices:
     """Return the option of each unit, as indices into :data:`~gpumemnet.planner.chain.OPTIONS`."""
     return np.array(
         [OPTIONS.index(decisions.get(name, Decision.KEEP)) for name in step.units], dtype=np.int64
     )
 
 
-def decisions_of(step: StepCosts, choices: NDArray[np.int64]) -> dict[str, Decision]:
+def decisions_of(step: StepCosts, choices: Indices) -> dict[str, Decision]:
     """Return the decisions of the units that do not keep."""
     return {
         name: OPTIONS[option] for name, option in zip(step.units, choices, strict=True) if option

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpumemnet.errors import MissingExtraError
+from gpumemnet.job.job_table import Array, Flags, Indices
 from gpumemnet.planner.chain import KEEP, OPTIONS, Chain
 from gpumemnet.planner.plans import COPIES_BEHIND, FETCHED_AHEAD, Decision
 
@@ -33,11 +33,11 @@ class Found:
             search proves none.
     """
 
-    choices: NDArray[np.int64] | None
+    choices: Indices | None
     bound_seconds: float | None = None
 
 
-Choices = NDArray[np.int64]
+Choices = Indices
 _NO_TIME: Final = 1e-9
 """Seconds added to a cost, so that what is free is not divided by zero."""
 _STARTS: Final = (
@@ -83,7 +83,7 @@ def _polished(chain: Chain, limit_bytes: float, choices: Choices) -> Choices:
     return choices
 
 
-def _evict(chain: Chain, limit_bytes: float, usable: NDArray[np.bool_]) -> Choices | None:
+def _evict(chain: Chain, limit_bytes: float, usable: Flags) -> Choices | None:
     """Change one decision after another, by what it frees above the limit for each second that it
     costs."""
     choices = chain.keep_all()
@@ -113,14 +113,12 @@ def _evict(chain: Chain, limit_bytes: float, usable: NDArray[np.bool_]) -> Choic
     return choices
 
 
-def _excess(amounts: NDArray[np.float64], limit_bytes: float) -> NDArray[np.float64]:
+def _excess(amounts: Array, limit_bytes: float) -> Array:
     """Return the bytes above the limit, summed over the regions, for each row of ``amounts``."""
     return np.asarray(np.maximum(amounts - limit_bytes, 0).sum(axis=1))
 
 
-def single_changes(
-    chain: Chain, choices: Choices, usable: NDArray[np.bool_] | None = None
-) -> Choices:
+def single_changes(chain: Chain, choices: Choices, usable: Flags | None = None) -> Choices:
     """Return rows in which one unit takes another option, of those that are ``usable``; by default
     of all that are allowed."""
     units, options = np.nonzero(chain.allowed if usable is None else usable)
@@ -250,7 +248,7 @@ class _Program:
         self._add_memory(limit_bytes)
         self._add_times()
 
-    def choices(self, solution: NDArray[np.float64]) -> NDArray[np.int64]:
+    def choices(self, solution: Array) -> Indices:
         """Return the option of each unit."""
         choices = self._chain.keep_all()
         for (unit, option), column in self._option_columns.items():
@@ -267,7 +265,7 @@ class _Program:
         self.lower.append(lower)
         self.upper.append(upper)
 
-    def _options(self, unit: int, table: NDArray[np.float64], scale: float) -> dict[int, float]:
+    def _options(self, unit: int, table: Array, scale: float) -> dict[int, float]:
         """Return the terms that add up to what the chosen option of ``unit`` has in ``table``."""
         return {
             c: float(table[u, o]) * scale for (u, o), c in self._option_columns.items() if u == unit

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import jiter
 import numpy as np
-from numpy.typing import NDArray
 
 from gpumemnet.errors import BundleError
+from gpumemnet.job.job_table import Array
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.predict.features import FEATURE_NAMES, FEATURE_SCHEMA
 from gpumemnet.units import MIB
@@ -177,8 +177,6 @@ def _card(document: Mapping[str, Any]) -> BundleCard:
 def _seen(values_of: Mapping[str, Any]) -> dict[str, Any]:
     return {field: tuple(values) for field, values in values_of.items()}
 
-
-Array = NDArray[np.float64]
 
 UNIT_COVERAGES: Final = (0.5, 0.9)
 """The difference of the shipped bounds at these two coverages is a job's unit of spread."""

@@ -14,10 +14,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
-Flags = NDArray[np.bool_]
+from gpumemnet.job.job_table import Array, Flags
 
 COVERAGES: Final = (0.5, 0.8, 0.9, 0.95, 0.975, 0.98, 0.99, 0.995, 0.999)
 """Coverages that models are calibrated for."""

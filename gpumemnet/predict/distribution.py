@@ -19,14 +19,11 @@ from functools import lru_cache
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpumemnet.errors import InvalidRequestError
+from gpumemnet.job.job_table import Array, Indices
 from gpumemnet.job.layers import describe
 from gpumemnet.units import GIB, MIB
-
-Array = NDArray[np.float64]
-Indices = NDArray[np.int64]
 
 _FEW_PAIRS: Final = 2**14
 """Up to this many pairs of a component and an edge, computing all of them is faster than looking for
@@ -201,7 +198,7 @@ class BinScheme:
             object.__setattr__(self, "name", f"{self.width_bytes / MIB:g} MiB")
 
     @property
-    def log_inner_edges(self) -> NDArray[np.float64]:
+    def log_inner_edges(self) -> Array:
         """Edges between neighbouring bins in ``log(bytes)``, shape ``[count - 1]``, read-only."""
         return _log_inner_edges(self.width_bytes, self.count)
 
@@ -211,19 +208,17 @@ class BinScheme:
         lower = index * self.width_bytes
         return lower, None if index == self.count - 1 else lower + self.width_bytes
 
-    def index(self, amount_bytes: NDArray[np.float64] | float) -> NDArray[np.int64]:
+    def index(self, amount_bytes: Array | float) -> Indices:
         """Index of the bin that holds each amount; amounts above the last edge fall into the open
         bin."""
         clipped = np.clip(amount_bytes, 0.0, float(self.width_bytes) * self.count)
-        indices: NDArray[np.int64] = np.minimum(clipped // self.width_bytes, self.count - 1).astype(
-            np.int64
-        )
+        indices: Indices = np.minimum(clipped // self.width_bytes, self.count - 1).astype(np.int64)
         return indices
 
 
 @lru_cache(maxsize=64)
-def _log_inner_edges(width_bytes: int, count: int) -> NDArray[np.float64]:
-    edges: NDArray[np.float64] = np.log(np.arange(1, count) * float(width_bytes))
+def _log_inner_edges(width_bytes: int, count: int) -> Array:
+    edges: Array = np.log(np.arange(1, count) * float(width_bytes))
     edges.flags.writeable = False
     return edges
 

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.errors import InvalidJobError
-from gpumemnet.job.job_table import JobTable, OptionSet
+from gpumemnet.job.job_table import Array, Flags, Indices, JobTable, OptionSet
 from gpumemnet.job.layers import GROUP_NAMES, LAYER_GROUPS
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.physics.closed_form import IS_COMPILED, fill_columns
@@ -144,7 +144,7 @@ _LAYERS_AT_ONCE: Final = 2_000
 thread run for 1 ms then."""
 
 
-def feature_matrix(table: JobTable, blas_workspace_bytes: int) -> NDArray[np.float64]:
+def feature_matrix(table: JobTable, blas_workspace_bytes: int) -> Array:
     """Computes feature vectors of ``B`` jobs, shape ``[B, F]`` with the columns
     :data:`FEATURE_COLUMNS`.
 
@@ -205,7 +205,7 @@ REFERENCE_BATCH: Final = 32.0
 _BATCH, _SEGMENT = (FEATURE_NAMES.index(name) for name in ("batch_size", "segment_bytes"))
 
 
-def model_features(table: JobTable, blas_workspace_bytes: int) -> NDArray[np.float64]:
+def model_features(table: JobTable, blas_workspace_bytes: int) -> Array:
     """Computes the input ``features`` of a bundle's graph for ``B`` jobs, shape ``[B, 2 F]``.
 
     The first half are the features of :func:`feature_matrix`, with ``segment_bytes`` smoothed over
@@ -312,8 +312,6 @@ def option_numbers(options: OptionSet) -> OptionNumbers:
 
 # The layer sequence.
 
-Array = NDArray[np.float64]
-Indices = NDArray[np.int64]
 
 MAX_TOKENS: Final = 128
 """Most tokens of a job; a longer layer list is divided into runs of equal length, one token per
@@ -332,7 +330,7 @@ layers."""
 _GROUP_OF_CODE: Final = np.array([kind.group for kind in LAYER_KINDS], dtype=np.int64)
 
 
-def layer_sequence(table: JobTable) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+def layer_sequence(table: JobTable) -> tuple[NDArray[np.float32], Flags]:
     """Computes layer sequences of ``B`` jobs, padded with zeros to the longest, ``L`` tokens.
 
     Returns:

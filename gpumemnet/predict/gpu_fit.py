@@ -13,7 +13,6 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu import (
@@ -24,7 +23,7 @@ from gpumemnet.gpu import (
     mig_profiles,
     verdict,
 )
-from gpumemnet.job.job_table import JobTable
+from gpumemnet.job.job_table import Array, JobTable
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.distribution import MAX_BINS, BinScheme
 from gpumemnet.units import MIB, ceil_mib
@@ -246,6 +245,6 @@ class AvailableMemory(BinScheme):
         return cls(MIB, len(amounts_mib) + 1, "available memory", tuple(amounts_mib))
 
     @property
-    def log_inner_edges(self) -> NDArray[np.float64]:
+    def log_inner_edges(self) -> Array:
         """The inner edges in ``log(bytes)``; an amount of 0 counts as one byte."""
         return np.log(np.maximum(np.array(self.amounts_mib, dtype=np.float64) * MIB, 1.0))

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, overload
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu import (
@@ -23,6 +22,7 @@ from gpumemnet.gpu import (
     device_profile,
     grown_context,
 )
+from gpumemnet.job.job_table import Array, Flags, Indices
 from gpumemnet.job.layers import describe
 from gpumemnet.predict.bundle_card import BundleCard
 from gpumemnet.predict.distribution import BinScheme, MemoryDistribution
@@ -191,7 +191,7 @@ class Prediction:
     safe_bytes: int | None
     coverage: float
     bins: BinScheme
-    probabilities: NDArray[np.float64]
+    probabilities: Array
     in_support: bool
     reasons: tuple[str, ...]
     gpu: str
@@ -208,8 +208,6 @@ class Prediction:
         return int(self.probabilities.argmax())
 
 
-Array = NDArray[np.float64]
-Indices = NDArray[np.int64]
 Limits = np.ma.MaskedArray[tuple[int], np.dtype[np.int64]]
 
 
@@ -258,11 +256,11 @@ class PredictionTable(Sequence[Prediction]):
     coverage: float
     distribution: MemoryDistribution
     log_edges: Array
-    searches: NDArray[np.bool_]
+    searches: Flags
     _probabilities: Array | None = None
 
     @property
-    def in_support(self) -> NDArray[np.bool_]:
+    def in_support(self) -> Flags:
         """Whether each job resembles those that its model was trained on, shape ``[B]``."""
         inside = np.ones(len(self), dtype=np.bool_)
         inside[list(self.outside)] = False

@@ -26,7 +26,7 @@ from gpumemnet.errors import (
     UnsupportedJobError,
 )
 from gpumemnet.gpu import GENERIC_BLAS_WORKSPACE_BYTES
-from gpumemnet.job.job_table import JobTable
+from gpumemnet.job.job_table import Array, Flags, Indices, JobTable
 from gpumemnet.job.json_codec import ReadJobs
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import TrainingJob
@@ -61,7 +61,7 @@ from gpumemnet.predict.prediction import (
 from gpumemnet.predict.support import Support, option_reasons
 from gpumemnet.units import GIB, MIB
 
-Array = NDArray[np.floating[Any]]
+Floats = NDArray[np.floating[Any]]
 
 _ROWS_AT_ONCE: Final = {"mlp": 256, "transformer": 32}
 """Encoder → jobs per run of the graph; larger runs do not fit the processor's cache, and
@@ -95,9 +95,9 @@ class GraphOutput(NamedTuple):
     """
 
     distribution: MemoryDistribution
-    expected_bytes: NDArray[np.float64]
-    bounds_bytes: NDArray[np.float64]
-    is_broken: NDArray[np.bool_] | None
+    expected_bytes: Array
+    bounds_bytes: Array
+    is_broken: Flags | None
 
 
 class ModelGpu(NamedTuple):
@@ -145,7 +145,7 @@ class BundleModel:
         expected = context.expected_bytes
         return ModelGpu(prediction_gpu, expected, expected, context.bound_bytes)
 
-    def run(self, table: JobTable, features: NDArray[np.float64]) -> GraphOutput:
+    def run(self, table: JobTable, features: Array) -> GraphOutput:
         """Runs the graph for ``B`` jobs with their :meth:`features`."""
         step = self._rows_at_once
         if len(features) <= step:
@@ -173,7 +173,7 @@ class BundleModel:
             is_broken,
         )
 
-    def _run(self, table: JobTable, features: NDArray[np.float64]) -> list[Any]:
+    def _run(self, table: JobTable, features: Array) -> list[Any]:
         inputs: dict[str, Any] = {"features": features.astype(np.float32)}
         if self.needs_layers:
             sequences, mask = layer_sequence(table)
@@ -196,7 +196,7 @@ class BundleModel:
             )
         return bisect.bisect_left(coverages, coverage)
 
-    def features(self, table: JobTable, model_gpu: ModelGpu) -> NDArray[np.float64]:
+    def features(self, table: JobTable, model_gpu: ModelGpu) -> Array:
         """Computes what the graph reads of ``B`` jobs on the GPU ``model_gpu``, ``[B, 2 F]``."""
         return model_features(table, model_gpu.prediction_gpu.blas_workspace_bytes)
 
@@ -272,10 +272,10 @@ class BundleModel:
     def _with_traces(
         self,
         table: JobTable,
-        traced: NDArray[np.float64],
+        traced: Array,
         distribution: MemoryDistribution,
-        expected: NDArray[np.float64],
-        safe: NDArray[np.float64],
+        expected: Array,
+        safe: Array,
         level: int,
     ) -> tuple[MemoryDistribution, dict[int, tuple[str, ...]]]:
         """Replaces what is predicted of jobs with a traced peak by what that peak says, in place.
@@ -306,7 +306,7 @@ class BundleModel:
         return distribution, reasons
 
 
-def _searches(features: NDArray[np.float64]) -> NDArray[np.bool_]:
+def _searches(features: Array) -> Flags:
     """Whether cuDNN searches for algorithms in the first step of each of ``B`` jobs, shape ``[B]``.
     Jobs without layers may have convolutions.
 
@@ -314,25 +314,25 @@ def _searches(features: NDArray[np.float64]) -> NDArray[np.bool_]:
     filters, which jobs do not state.
     """
     may_convolve = (features[:, _CONVOLUTIONS] > 0) | (features[:, _HAS_LAYERS] == 0)
-    searches: NDArray[np.bool_] = (features[:, _BENCHMARK] > 0) & may_convolve
+    searches: Flags = (features[:, _BENCHMARK] > 0) & may_convolve
     return searches
 
 
-def _are_numbers(weights: Array, locations: Array, scales: Array, amounts: Array) -> bool:
+def _are_numbers(weights: Floats, locations: Floats, scales: Floats, amounts: Floats) -> bool:
     """Whether all outputs are finite; a damaged graph can pass the trial run and still output NaN
     for some job."""
     products = np.vdot(weights, locations), np.vdot(scales, scales), np.vdot(amounts, amounts)
     return all(map(math.isfinite, products))
 
 
-def _whole_bytes(amounts: Array) -> NDArray[np.int64]:
+def _whole_bytes(amounts: Floats) -> Indices:
     """Amounts as the nearest integers."""
-    whole: NDArray[np.int64] = np.minimum(np.rint(amounts), _MOST_BYTES).astype(np.int64)
+    whole: Indices = np.minimum(np.rint(amounts), _MOST_BYTES).astype(np.int64)
     return whole
 
 
 @lru_cache(maxsize=64)
-def _log_edges(bins: BinScheme, shift_bytes: int) -> NDArray[np.float64]:
+def _log_edges(bins: BinScheme, shift_bytes: int) -> Array:
     """Edges between the bins in log-bytes, as amounts above the context; read-only."""
     log_edges = bins.log_inner_edges
     if shift_bytes:

@@ -19,17 +19,14 @@ from functools import lru_cache
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from gpumemnet.job.job_table import Array, Indices, JobTable, OptionSet
+from gpumemnet.job.job_table import Array, Flags, Indices, JobTable, OptionSet
 from gpumemnet.job.layers import KINDS, OTHER_CODE, describe
 from gpumemnet.job.training_job import OPTION_FIELDS, UNSTATED_AS_ZERO
 from gpumemnet.physics.saved_tensors import ALIASES, alike
 from gpumemnet.predict.bundle_card import BundleCard, OptionValue
 from gpumemnet.predict.features import FEATURE_NAMES
 from gpumemnet.units import format_bytes
-
-Flags = NDArray[np.bool_]
 
 RANGE_TOLERANCE: Final = 1.05
 """Factor by which a value may exceed the largest value seen, or fall below the smallest, and still

@@ -21,10 +21,10 @@ from datetime import UTC, datetime
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpumemnet.errors import DatasetError
 from gpumemnet.gpu import CONTEXT_GROWTH_BYTES, DeviceProfile, device_profile
+from gpumemnet.job.job_table import Array, Flags, Indices
 from gpumemnet.job.measurement import TRACED, architecture_keys, job_texts
 from gpumemnet.physics.replicas import WITH_OTHERS
 from gpumemnet.predict.bundle import Bundle
@@ -34,9 +34,6 @@ from gpumemnet.predict.predictor import BundleModel, Predictor
 from gpumemnet.site.implausible_rows import training_state_bytes
 from gpumemnet.site.observations import SiteRows, listed
 from gpumemnet.units import GIB, MIB, format_bytes
-
-Array = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 
 MIN_JOBS: Final = 20
 """Different jobs that a model's own shift and bounds need; about fifty are better."""
@@ -160,7 +157,7 @@ class _Part:
 
     model: BundleModel
     rows: SiteRows
-    fold: NDArray[np.int64]
+    fold: Indices
     expected: Array
     bounds: Array
     answered: Array

@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
 from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import InvalidRequestError, MissingExtraError, UnsupportedJobError
 from gpumemnet.gpu import GENERIC_BLAS_WORKSPACE_BYTES, known_profile
-from gpumemnet.job.job_table import JobTable
+from gpumemnet.job.job_table import Array, JobTable
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.physics.replicas import WITH_OTHERS
 from gpumemnet.predict.conformal import binomial_tail, bounds_kept
@@ -275,7 +274,7 @@ def training_reference(jobs: JobTable) -> dict[str, Any]:
     }
 
 
-def _job_amounts(table: JobTable) -> dict[str, NDArray[np.float64]]:
+def _job_amounts(table: JobTable) -> dict[str, Array]:
     """The columns :data:`AMOUNTS` of ``B`` jobs, shape ``[B]`` each."""
     features = feature_matrix(table, GENERIC_BLAS_WORKSPACE_BYTES)
     return {name: features[:, FEATURE_NAMES.index(name)] for name in AMOUNTS}

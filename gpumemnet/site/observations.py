@@ -31,7 +31,7 @@ from gpumemnet.errors import (
 )
 from gpumemnet.gpu import known_profile
 from gpumemnet.job.job_files import file_sha256
-from gpumemnet.job.job_table import Array, Columns, JobTable
+from gpumemnet.job.job_table import Array, Columns, Flags, JobTable
 from gpumemnet.job.json_codec import job_from_dict, job_to_dict
 from gpumemnet.job.layers import describe
 from gpumemnet.job.measurement import (
@@ -333,7 +333,7 @@ class SiteRows(Columns):
     jobs: JobTable
     gpu: Words
     label_bytes: Array
-    is_oom: NDArray[np.bool_]
+    is_oom: Flags
     limit_bytes: Array
     context_bytes: Array
     label_source: Words

@@ -20,15 +20,14 @@ from typing import Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.optimize import lsq_linear
 from torch import Tensor, nn
 
+from gpumemnet.job.job_table import Array
 from gpumemnet.predict.features import FEATURE_NAMES
 
 # Shapes: B jobs, F feature columns, T terms, G groups.
 
-Array = NDArray[np.float64]
 
 TERMS: Final = (
     ("has_layers", "has_layers"),

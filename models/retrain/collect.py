@@ -22,19 +22,16 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.dataset import Dataset, read_dataset
 from gpumemnet.job.job_files import file_sha256
-from gpumemnet.job.job_table import Array, Indices
+from gpumemnet.job.job_table import Array, Flags, Indices
 from gpumemnet.job.measurement import IDENTITY, OBSERVED, job_texts
 from gpumemnet.physics.replicas import WITH_OTHERS
 from gpumemnet.site.implausible_rows import implausible_rows
 
 from ..training.data import ZOO, LabelledJobs, is_usable, labelled_jobs
-
-Flags = NDArray[np.bool_]
 
 REFUSING_RULES: Final = frozenset(
     {

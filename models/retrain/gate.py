@@ -15,10 +15,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from gpumemnet.job.job_table import Array
 from gpumemnet.predict.conformal import binomial_tail
 from gpumemnet.units import GIB
-
-Array = NDArray[np.float64]
 
 SUPERIOR: Final = ("error", "waste", "above safe")
 """Measures, at least one of which must be significantly better."""

@@ -17,10 +17,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpumemnet.gpu import MAX_CONTEXT_MIB, known_profile
-from gpumemnet.job.job_table import Array
+from gpumemnet.job.job_table import Array, Flags
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.prediction import OF_THE_SITE
 from gpumemnet.predict.predictor import NO_NUMBER, Predictor
@@ -35,7 +34,6 @@ NEWEST: Final = "newest observations"
 COVERAGE: Final = 0.99
 
 Release = Sequence[Bundle]
-Flags = NDArray[np.bool_]
 
 
 def judged_parts(

@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from gpumemnet.job.job_table import Array, Flags, Indices
 from gpumemnet.predict.conformal import COVERAGES, FEWEST_SCORES, conformal_bounds
 from gpumemnet.predict.features import FEATURE_NAMES, layer_sequence
 from gpumemnet.predict.predictor import SLACK_BYTES
@@ -44,9 +45,6 @@ from ..networks.line import (
 )
 from ..networks.mlp import MOST_SPREAD, Inputs, MemberMLPs, Mixture, centre_and_spread, mixture_cdf
 from .data import LabelledJobs, fold_numbers
-
-Array = NDArray[np.float64]
-Rows = NDArray[np.int64]
 
 SHORTEST_SCHEDULE: Final = 20
 """Fewest steps of a one-cycle schedule; with fewer, its warm-up, the first tenth, would be
@@ -117,7 +115,7 @@ class TrainedClassifier:
     plan: TrainingPlan
     multiples: Array
     added_spread: float
-    scored_rows: Rows
+    scored_rows: Indices
 
 
 def plan_of(encoder: str, seed: int = 0, epochs: int | None = None) -> TrainingPlan:
@@ -236,7 +234,7 @@ def fitted_inputs(data: LabelledJobs, totals: LabelledJobs) -> Inputs:
 
 
 def _set_centres(
-    inputs: Inputs, codes: Rows, errors: Array, weights: Array, families: NDArray[np.str_]
+    inputs: Inputs, codes: Indices, errors: Array, weights: Array, families: NDArray[np.str_]
 ) -> None:
     """Set median and typical error of each group; one with too few rows or architecture families
     takes those of the group without regard to ``cudnn.benchmark``, or of all: what few families
@@ -255,8 +253,8 @@ def _set_centres(
         inputs.units[code] = max(_weighted_quantile(distances, weights[rows], 0.68), LEAST_UNIT)
 
 
-def _wider_and_wider(codes: Rows, code: int) -> list[NDArray[np.bool_]]:
-    """Rows of a group, of the same group with and without ``cudnn.benchmark``, of all with layers
+def _wider_and_wider(codes: Indices, code: int) -> list[Flags]:
+    """Indices of a group, of the same group with and without ``cudnn.benchmark``, of all with layers
     or of all with totals, and of all."""
     count = len(GROUPS)
     mode, group = code // (2 * count), code % count
@@ -276,8 +274,8 @@ def _weighted_quantile(values: Array, weights: Array, share: float) -> float:
 
 
 def _grouped_bounds(
-    scores: Array, codes: Rows, is_scored: NDArray[np.bool_], families: NDArray[np.str_]
-) -> tuple[Array, Rows]:
+    scores: Array, codes: Indices, is_scored: Flags, families: NDArray[np.str_]
+) -> tuple[Array, Indices]:
     """Return the bounds of each group, and how many rows they are from; those of a group with few
     architecture families are no narrower than those of all."""
     bounds, counts = [], []
@@ -316,11 +314,11 @@ class _Rows:
     upper: Tensor
     label: Array
     weights: Tensor
-    codes: Rows
+    codes: Indices
     groups: NDArray[np.str_]
-    calibrates: NDArray[np.bool_]
+    calibrates: Flags
     sequences: list[NDArray[np.float32]]
-    sequence_numbers: Rows
+    sequence_numbers: Indices
 
     @staticmethod
     def of(inputs: Inputs, parts: Sequence[LabelledJobs], has_sequences: bool) -> _Rows:
@@ -411,7 +409,7 @@ def batch_of(sequences: Sequence[NDArray[np.float32]]) -> tuple[Tensor, Tensor]:
 
 
 def _batches(
-    training: Sequence[Rows], rows: _Rows, size: int, order: np.random.Generator
+    training: Sequence[Indices], rows: _Rows, size: int, order: np.random.Generator
 ) -> list[Tensor]:
     """Return the places of an epoch's batches, ``[E, size]`` each.
 
@@ -434,7 +432,7 @@ def _batches(
 def _fit(
     network: _Network,
     rows: _Rows,
-    training: Sequence[Rows],
+    training: Sequence[Indices],
     plan: TrainingPlan,
     progress: Callable[[float], None],
 ) -> None:
@@ -479,7 +477,7 @@ def _loss(network: _Network, rows: _Rows, places_EB: Tensor, pull: float) -> Ten
     return (losses_BE * rows.weights[places_EB].T).mean(0)
 
 
-def _scored(network: _Network, rows: _Rows, places: Rows) -> Tensor:
+def _scored(network: _Network, rows: _Rows, places: Indices) -> Tensor:
     """Return centre and spread of each member for the rows at ``places``, ``[B, E, 2]``."""
     parts = []
     with torch.no_grad():

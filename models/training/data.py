@@ -20,7 +20,7 @@ from gpumemnet.errors import DatasetError
 from gpumemnet.gpu import blas_workspace_bytes
 from gpumemnet.job.dataset import Dataset, read_dataset
 from gpumemnet.job.job_files import file_sha256
-from gpumemnet.job.job_table import Columns, JobTable
+from gpumemnet.job.job_table import Array, Columns, Flags, Indices, JobTable
 from gpumemnet.job.measurement import TRACED, Measurement
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.predict.features import FEATURE_NAMES, model_features
@@ -39,8 +39,6 @@ bytes."""
 _SEGMENT: Final = FEATURE_NAMES.index("segment_bytes")
 SHIPPED_DATASETS: Final = Path(__file__).resolve().parents[2] / "dataset_builder" / "datasets"
 
-Rows = NDArray[np.int64]
-Array = NDArray[np.float64]
 Words = NDArray[np.str_]
 
 
@@ -81,13 +79,13 @@ class LabelledJobs(Columns):
     gpus: Words
     provenances: Words
     label_sources: Words
-    calibrates: NDArray[np.bool_]
+    calibrates: Flags
     files: dict[str, str]
 
     @property
-    def is_measured(self) -> NDArray[np.bool_]:
+    def is_measured(self) -> Flags:
         """Whether each job has a label that is not censored, shape ``[B]``."""
-        measured: NDArray[np.bool_] = ~np.isnan(self.label_bytes)
+        measured: Flags = ~np.isnan(self.label_bytes)
         return measured
 
     @property
@@ -172,16 +170,14 @@ def labelled_jobs(rows: Sequence[Measurement], source: str) -> LabelledJobs | No
     )
 
 
-def is_usable(rows: Dataset) -> NDArray[np.bool_]:
+def is_usable(rows: Dataset) -> Flags:
     """Whether training uses each row, as said at :func:`load_labelled_jobs`, shape ``[B]``."""
     status, state = rows.words("status"), rows.words("label_state")
     # the largest reading of a whole run holds cuDNN's search, too
     may_be_search = rows.jobs.option_column("cudnn_benchmark").astype(bool)
     is_steady = (state == STEADY) | ((state == None) & ~may_be_search)  # noqa: E711
     is_used = ((status == "ok") & is_steady) | (status == "oom")
-    used: NDArray[np.bool_] = (
-        is_used & (rows.jobs.column("ranks") <= 1) & (rows.words("recipe") != ZOO)
-    )
+    used: Flags = is_used & (rows.jobs.column("ranks") <= 1) & (rows.words("recipe") != ZOO)
     return used
 
 
@@ -218,7 +214,7 @@ def families_of(data: LabelledJobs) -> tuple[str, ...]:
     return tuple(family for family in FAMILIES if family in found)
 
 
-def fold_numbers(groups: NDArray[np.generic], count: int, seed: int) -> Rows:
+def fold_numbers(groups: NDArray[np.generic], count: int, seed: int) -> Indices:
     """Assign each row to one of ``count`` folds of nearly equal numbers of groups, shuffled; shape
     ``[B]``.
 
@@ -234,7 +230,7 @@ def fold_numbers(groups: NDArray[np.generic], count: int, seed: int) -> Rows:
     return (np.random.default_rng(seed).permutation(found) % count)[codes]
 
 
-def folds(groups: NDArray[np.generic], count: int, seed: int) -> list[tuple[Rows, Rows]]:
+def folds(groups: NDArray[np.generic], count: int, seed: int) -> list[tuple[Indices, Indices]]:
     """``count`` pairs of training and test rows; every row is tested once.
 
     Raises:

@@ -20,12 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, Row, Select, func, select
 
+from gpumemnet.job.job_table import Array
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.predict.conformal import bounds_kept
 
 from .database import CHALLENGES, JOBS, OBSERVATIONS, PREDICTIONS
-
-Array = NDArray[np.float64]
 
 ALARM_PROBABILITY: Final = 0.001
 """Of 200 jobs with 99 % nominal coverage, 9 misses raise the alarm (95.5 % coverage).
