@@ -82,18 +82,17 @@ class Operation:
     """One method at one path.
 
     Attributes:
-        method, path: the HTTP method and the path.
+        path: the path.
         name: its ``operationId``.
         tag, summary, description: texts of the documentation.
         handler: the ASGI application.
-        request: model of the JSON body; ``None`` without a body.
+        request: model of the JSON body of a POST; ``None`` for a GET, which has none.
         examples: bodies by name.
         answers: status → successful response.
-        refusals: status → when this error is sent, beside those of keys and limits.
+        refusals: status → when this error is sent, beside those of keys, limits and bodies.
         parameters: as OpenAPI has them.
     """
 
-    method: str
     path: str
     name: str
     tag: str
@@ -107,13 +106,19 @@ class Operation:
     parameters: Sequence[JsonSchema] = ()
 
     @property
+    def method(self) -> str:
+        """The HTTP method."""
+        return "GET" if self.request is None else "POST"
+
+    @property
     def all_refusals(self) -> Mapping[int, str]:
-        """Status → when this error is sent: those of the operation, and those of keys and limits
-        where its path has them."""
+        """Status → when this error is sent: those of the operation, and those of keys, limits and
+        bodies where it has them."""
         rule = rule_of(self.path)
         keys = KEY_REFUSALS if rule.scope is not None else {}
         limits = LIMIT_REFUSALS if rule.is_limited else {}
-        return dict(sorted({**keys, **limits, **self.refusals}.items()))
+        body = {} if self.request is None else BODY_REFUSALS
+        return dict(sorted({**keys, **limits, **body, **self.refusals}.items()))
 
     def described(self, *, has_keys: bool = False) -> JsonSchema:
         """The OpenAPI description of the operation; ``has_keys`` says whether keys are set."""

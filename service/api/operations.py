@@ -15,7 +15,7 @@ from . import examples, fits, schemas
 from .handlers import TEXT, JsonHandler, SearchHandler, send_response
 from .microbatching import TEXT_FIELDS, PredictHandler
 from .monitoring import MEDIA_TYPE, metrics_document
-from .openapi import BODY_REFUSALS, Answer, Operation
+from .openapi import Answer, Operation
 from .predictions import Document, gpus_document
 
 _TEXT_DESCRIPTION: Final = (
@@ -46,7 +46,6 @@ def prediction_operations(serving: ServedRelease) -> list[Operation]:
     """The operations that predict."""
     return [
         Operation(
-            method="POST",
             path="/v1/predict",
             name="predict",
             tag="predict",
@@ -57,10 +56,8 @@ def prediction_operations(serving: ServedRelease) -> list[Operation]:
             examples=examples.PREDICT_EXAMPLES,
             parameters=[_TEXT_PARAMETER],
             answers={200: Answer(shape=schemas.Prediction, has_text=True)},
-            refusals=BODY_REFUSALS,
         ),
         Operation(
-            method="POST",
             path="/v1/predict/batch",
             name="predict_batch",
             tag="predict",
@@ -69,10 +66,8 @@ def prediction_operations(serving: ServedRelease) -> list[Operation]:
             request=schemas.BatchRequest,
             examples=examples.BATCH_EXAMPLES,
             answers={200: Answer(shape=schemas.BatchPrediction)},
-            refusals=BODY_REFUSALS,
         ),
         Operation(
-            method="POST",
             path="/v1/batch-sizes",
             name="batch_sizes",
             tag="predict",
@@ -81,10 +76,8 @@ def prediction_operations(serving: ServedRelease) -> list[Operation]:
             request=schemas.BatchSizesRequest,
             examples=examples.BATCH_SIZES_EXAMPLES,
             answers={200: Answer(shape=schemas.BatchSizes)},
-            refusals=BODY_REFUSALS,
         ),
         Operation(
-            method="POST",
             path="/v1/fit",
             name="fit",
             tag="fit",
@@ -93,10 +86,8 @@ def prediction_operations(serving: ServedRelease) -> list[Operation]:
             request=fits.FitRequest,
             examples=examples.FIT_EXAMPLES,
             answers={200: Answer(shape=fits.FitAnswer)},
-            refusals=BODY_REFUSALS,
         ),
         Operation(
-            method="GET",
             path="/v1/fit/models",
             name="fit_models",
             tag="fit",
@@ -114,7 +105,6 @@ def other_operations(serving: ServedRelease) -> list[Operation]:
 
     def reading(path: str, tag: str, summary: str, shape: Any, read: Any, **more: Any) -> Operation:
         return Operation(
-            method="GET",
             path=path,
             name=path.rpartition("/")[2],
             tag=tag,
@@ -156,7 +146,6 @@ def other_operations(serving: ServedRelease) -> list[Operation]:
             lambda: {"status": "ready", "families": list(serving.api.families)},
         ),
         Operation(
-            method="GET",
             path="/metrics",
             name="metrics",
             tag="health",

@@ -26,7 +26,7 @@ from gpumemnet.units import MIB
 
 from ..api.examples import OBSERVATION_EXAMPLES
 from ..api.handlers import JSON, handle_body, read_json, read_json_body, read_query, send_response
-from ..api.openapi import BODY_REFUSALS, Answer, Operation
+from ..api.openapi import Answer, Operation
 from ..api.problems import OVERLOADED, UNKNOWN, Refusal, located, problem_document
 from ..api.schemas import Job, OneOf, Problem, Schema, StoredPrediction, described
 from .inserts import Reply, Stored
@@ -169,7 +169,6 @@ def observation_operations(store: ObservationStore | None) -> list[Operation]:
     disabled."""
     return [
         Operation(
-            method="GET",
             path="/v1/predictions/{prediction_id}",
             name="prediction",
             tag="observations",
@@ -190,7 +189,6 @@ def observation_operations(store: ObservationStore | None) -> list[Operation]:
             },
         ),
         Operation(
-            method="POST",
             path="/v1/observations",
             name="observe",
             tag="observations",
@@ -209,12 +207,10 @@ def observation_operations(store: ObservationStore | None) -> list[Operation]:
             refusals={
                 404: "The prediction is unknown, or this service stores no observations.",
                 409: "The idempotency key was used for another observation.",
-                **BODY_REFUSALS,
                 503: "The service is busy, too many observations wait, or the database is unavailable: send it again later.",
             },
         ),
         Operation(
-            method="GET",
             path="/v1/observations/summary",
             name="observation_summary",
             tag="observations",
