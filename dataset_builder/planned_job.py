@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from gpumemnet.atomic_files import Document
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import (
     MAX_BATCH_SIZE,
@@ -80,7 +81,7 @@ class Options(TrainingOptions):
     optimizer: str = "adam"
     frozen_share: float = 0.0
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Document:
         """JSON-ready: the arguments of this class."""
         return {name: getattr(self, name) for name in FEATURES}
 
@@ -139,7 +140,7 @@ class PlannedJob:
         text = "\n".join((self.family, self.architecture_json, self.options_json))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Document:
         """JSON-ready; :func:`parse_planned` is the inverse."""
         return {
             "family": self.family,

@@ -24,6 +24,8 @@ STAGING_PREFIX: Final = ".staging-"
 """Prefix of unfinished files; a killed writer leaves them behind."""
 
 _POLL_SECONDS: Final = 0.02
+Document = dict[str, Any]
+"""A JSON object."""
 
 
 def write_file(path: Path, content: bytes) -> None:

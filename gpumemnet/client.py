@@ -21,6 +21,7 @@ from typing import (
 
 import numpy as np
 
+from gpumemnet.atomic_files import Document
 from gpumemnet.errors import InvalidRequestError, MissingExtraError, ServiceError
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.training_job import TrainingJob
@@ -89,7 +90,7 @@ class RequestOptions(PredictionOptions):
     fits: bool | Sequence[str] = False
     devices: Sequence[Device] | None = None
 
-    def members(self) -> dict[str, Any]:
+    def members(self) -> Document:
         """The members of the request's body."""
         fits = self.fits if isinstance(self.fits, bool) else list(self.fits)
         members = {
@@ -101,14 +102,14 @@ class RequestOptions(PredictionOptions):
         return _bins_and_coverage(self.bins, self.coverage) | _given(members)
 
 
-def _given(members: Mapping[str, Any]) -> dict[str, Any]:
+def _given(members: Mapping[str, Any]) -> Document:
     """The options that differ from the service's defaults."""
     return {
         name: value for name, value in members.items() if value is not None and value is not False
     }
 
 
-def _bins_and_coverage(bins: BinScheme | None, coverage: float) -> dict[str, Any]:
+def _bins_and_coverage(bins: BinScheme | None, coverage: float) -> Document:
     if bins is None:
         return {"coverage": coverage}
     if bins == PUBLISHED_BINS.get(bins.name):
@@ -138,7 +139,7 @@ def _prediction(document: Any) -> ServedPrediction:
     )
 
 
-def _members(kind: type[Any], document: Mapping[str, Any]) -> dict[str, Any]:
+def _members(kind: type[Any], document: Mapping[str, Any]) -> Document:
     """The members of an answer that are fields of a class."""
     return {each.name: document[each.name] for each in fields(kind) if each.name in document}
 
@@ -243,7 +244,7 @@ class Client:
         body = {"job": job_to_dict(job), **_given(options)}
         return self._ask("/v1/batch-sizes", read, body)
 
-    def observe(self, **observed: Any) -> dict[str, Any]:
+    def observe(self, **observed: Any) -> Document:
         """Tell the service what a job really took; returns its answer once that is stored.
 
         Args:

@@ -17,6 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
+from gpumemnet.atomic_files import Document
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import Layer, describe
 from gpumemnet.job.training_job import TrainingJob
@@ -93,7 +94,7 @@ class Architecture:
     """Every parameter of a network of one family; a frozen dataclass, so that equal networks are
     equal architectures."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Document:
         """JSON-ready; :func:`parse_architecture` is the inverse."""
         values = ((field.name, getattr(self, field.name)) for field in fields(self))  # type: ignore[arg-type]
         return {name: [*value] if isinstance(value, tuple) else value for name, value in values}

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from math import inf
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from gpumemnet.atomic_files import Document
 from gpumemnet.job.measurement import Measurement
 
 from ..planned_job import PROTOCOL, PlannedJob, rough_bytes, unextracted_job
@@ -253,8 +254,8 @@ class Pool:
 
     def _measurement(self, job: RunningJob) -> Measurement:
         planned, phases, meter = job.planned, job.process.phases, self._meter
-        outcome: dict[str, Any] = dict(job.process.outcome or {})
-        readings: dict[str, Any] = {}
+        outcome: Document = dict(job.process.outcome or {})
+        readings: Document = {}
         if outcome["status"] == "ok":
             last, idle_bytes = phases[-1], self._idle.used_bytes
             above_idle = max((phase.device_bytes or 0) - idle_bytes for phase in phases)

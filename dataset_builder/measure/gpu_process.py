@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.atomic_files import replace_file
+from gpumemnet.atomic_files import Document, replace_file
 from gpumemnet.errors import MeasurementError
 from gpumemnet.gpu import PROFILE_FORMAT, PROFILE_VERSION
 from gpumemnet.job.measurement import Phase
@@ -77,9 +77,9 @@ class GpuProcess:
         context.set_forkserver_preload(["__main__", CHILD.partition(":")[0]])
         self.meter = meter
         self.started = time.monotonic()
-        self.stack: dict[str, Any] = {}
+        self.stack: Document = {}
         self.phases: list[Phase] = []
-        self.outcome: dict[str, Any] | None = None
+        self.outcome: Document | None = None
         self._driver_pid: int | None = None
         self._others = set(meter.processes())
         self.connection, end = context.Pipe()
@@ -115,7 +115,7 @@ class GpuProcess:
             self.connection.send(True)
         return True
 
-    def _read_phase(self, message: dict[str, Any]) -> None:
+    def _read_phase(self, message: Document) -> None:
         self.stack = message.pop("stack", self.stack)
         processes = self.meter.processes()
         if not self.phases:
@@ -142,7 +142,7 @@ class GpuProcess:
             f"a process on the GPU did not answer within {patience_seconds:.0f} s: check that the GPU responds"
         )
 
-    def kill(self, outcome: dict[str, Any] | None = None) -> None:
+    def kill(self, outcome: Document | None = None) -> None:
         """End the process; ``outcome`` is its result."""
         self.outcome = self.outcome or outcome
         self._process.kill()
@@ -216,7 +216,7 @@ def _follow(phases: Sequence[Phase], readings: Sequence[int | None]) -> bool:
     return len(above) == len(phases) and min(above) >= 0 and spread <= _TOLERANCE_BYTES
 
 
-def probe_device(meter: NvmlMeter) -> dict[str, Any]:
+def probe_device(meter: NvmlMeter) -> Document:
     """Measure the GPU of ``meter``.
 
     Returns:

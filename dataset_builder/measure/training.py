@@ -30,6 +30,7 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.nn import functional
 
+from gpumemnet.atomic_files import Document
 from gpumemnet.errors import first_line
 from gpumemnet.physics.element_types import (
     AUTOCAST_TYPES,
@@ -316,7 +317,7 @@ def _measure_on_gpu(
     request: Mapping[str, Any],
     report: Callable[[Mapping[str, Any]], None],
     allocator: dict[str, int],
-) -> dict[str, Any]:
+) -> Document:
     """Run the job; ``allocator`` takes up the allocator's statistics, also of a job that fails."""
     device = torch.device("cuda", 0)
 
@@ -372,7 +373,7 @@ def note_statistics(statistics: Mapping[str, int], totals: dict[str, int]) -> No
             totals[name] = max(totals.get(name, 0), int(statistics[key]))
 
 
-def _profile(device: torch.device, observe: Callable[[str], int]) -> dict[str, Any]:
+def _profile(device: torch.device, observe: Callable[[str], int]) -> Document:
     """What a device profile holds beside the context, which the phase ``training`` shows."""
     properties = torch.cuda.get_device_properties(device)
     found = {

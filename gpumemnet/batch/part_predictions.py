@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from gpumemnet.atomic_files import Document
 from gpumemnet.batch.parts import Part
 from gpumemnet.job.job_table import Indices
 from gpumemnet.job.table_reader import Chunk, Reader
@@ -46,7 +47,7 @@ class Answers(NamedTuple):
     """
 
     batches: list[pa.RecordBatch]
-    rejected: list[dict[str, Any]]
+    rejected: list[Document]
 
 
 def answer_schema() -> pa.Schema:

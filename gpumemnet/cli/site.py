@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.console import Console
 
+from gpumemnet.atomic_files import Document
 from gpumemnet.cli.options import AsJson, Bundles, ContextMib, RegistryFolder, input_file
 from gpumemnet.cli.output import (
     print_facts,
@@ -119,7 +120,7 @@ def calibrate(
         typer.echo(line)
 
 
-def _save(folder: Path, model: bytes, card: dict[str, Any]) -> Bundle:
+def _save(folder: Path, model: bytes, card: Document) -> Bundle:
     try:
         return save_bundle(folder, model, card)
     except OSError as error:
@@ -129,7 +130,7 @@ def _save(folder: Path, model: bytes, card: dict[str, Any]) -> Bundle:
 def _add_release(
     store: Registry,
     release: str,
-    cards: Sequence[tuple[Bundle, dict[str, Any]]],
+    cards: Sequence[tuple[Bundle, Document]],
     document: Mapping[str, Any],
 ) -> None:
     parent = store.aliases().champion

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
-from gpumemnet.atomic_files import shipped_json
+from gpumemnet.atomic_files import Document, shipped_json
 from gpumemnet.gpu import DeviceProfile
 
 FORWARD: Final = "forward"
@@ -103,7 +103,7 @@ class ExecutionPlans:
 _tables: Final = partial(shipped_json, "cudnn/compute_capabilities.json")
 
 
-def device_description(device: DeviceProfile) -> dict[str, Any] | None:
+def device_description(device: DeviceProfile) -> Document | None:
     """Return the properties of a GPU that cuDNN would otherwise read from the CUDA runtime, by cuDNN's
     names.
 

@@ -18,8 +18,9 @@ from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from gpumemnet.atomic_files import Document
 from gpumemnet.cudnn.execution_plans import (
     ConvolutionQuestion,
     ExecutionPlans,
@@ -154,7 +155,7 @@ class CudnnSession:
         if getattr(self, "_process", None) is not None:
             self.close()
 
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
+    def _ask(self, request: Document) -> Document | None:
         """Return the child's answer; ``None`` if it crashed."""
         if self._crashes >= _MAX_CRASHES:
             return None
@@ -191,7 +192,7 @@ class CudnnSession:
             raise CudnnUnavailableError(f"cuDNN cannot be loaded: {greeting['error']}")
         return int(greeting["version"])
 
-    def _read(self, seconds: float) -> dict[str, Any]:
+    def _read(self, seconds: float) -> Document:
         """Return the child's next line.
 
         Raises:

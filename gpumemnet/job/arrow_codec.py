@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from gpumemnet.atomic_files import Document
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.job_table import Array, Flags, Indices, JobTable, OptionSet, codes_with
 from gpumemnet.job.json_codec import ReadJobs, merge_reads, read_jobs
@@ -130,7 +131,7 @@ def read_arrow_jobs(batch: pa.RecordBatch) -> ReadJobs:
     )
 
 
-def row_documents(batch: pa.RecordBatch, rows: Indices) -> list[dict[str, Any]]:
+def row_documents(batch: pa.RecordBatch, rows: Indices) -> list[Document]:
     """Converts rows to dictionaries for :func:`gpumemnet.job.json_codec.read_jobs`, without the
     fields that are not stated."""
     import pyarrow as pa

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.atomic_files import replacing
+from gpumemnet.atomic_files import Document, replacing
 from gpumemnet.errors import DatasetError, first_line
 from gpumemnet.job.arrow_codec import is_layers, read_arrow_jobs
 from gpumemnet.job.job_files import (
@@ -212,7 +212,7 @@ def write_dataset(path: str | Path, measurements: Iterable[Measurement]) -> int:
     return count
 
 
-def _row(measurement: Measurement) -> dict[str, Any]:
+def _row(measurement: Measurement) -> Document:
     document = measurement_to_dict(measurement)
     return document | {name: list(document[name].items()) for name in ("allocator", "traced")}
 

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from gpumemnet.atomic_files import Document
 from gpumemnet.errors import FieldError, InvalidJobError, did_you_mean
 from gpumemnet.job.job_table import Indices, JobTable
 from gpumemnet.job.layers import (
@@ -204,14 +205,14 @@ def parse_json(text: str | bytes) -> Any:
         raise InvalidJobError(f"no valid JSON: {error}") from None
 
 
-def job_to_dict(job: TrainingJob) -> dict[str, Any]:
+def job_to_dict(job: TrainingJob) -> Document:
     """Converts ``job`` to its JSON object; :func:`job_from_dict` returns an equal job."""
     names = ("schema_version", *(name for name in JOB_FIELDS if name != "schema_version"))
     document = {name: getattr(job, name) for name in names}
     return document | {"layers": [layer_to_dict(layer) for layer in job.layers]}
 
 
-def layer_to_dict(layer: Layer) -> dict[str, Any]:
+def layer_to_dict(layer: Layer) -> Document:
     """Converts ``layer`` to its JSON object, without what is unknown."""
     return {name: value for name, value in layer._asdict().items() if value is not None}
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from gpumemnet.atomic_files import Document
 from gpumemnet.errors import DatasetError, InvalidJobError
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import job_from_dict, job_to_dict
@@ -272,7 +273,7 @@ def job_texts(jobs: JobTable) -> Iterator[str]:
         yield repr((numbers, jobs.option_sets[code], own))
 
 
-def measurement_to_dict(measurement: Measurement) -> dict[str, Any]:
+def measurement_to_dict(measurement: Measurement) -> Document:
     """A flat JSON-ready object: the job's fields under their own names, then the measurement's."""
     document = job_to_dict(measurement.job)
     document |= {name: getattr(measurement, name) for name in MEASUREMENT_FIELDS}

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from gpumemnet.atomic_files import read_file
+from gpumemnet.atomic_files import Document, read_file
 from gpumemnet.errors import (
     DatasetError,
     FieldError,
@@ -454,7 +454,7 @@ def _bad_csv_line(header: bytes, kinds: Mapping[str, str], line: bytes) -> ReadJ
     return read_jobs(_csv_documents(table.to_batches()[0]))
 
 
-def _csv_documents(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+def _csv_documents(batch: pa.RecordBatch) -> list[Document]:
     """Converts rows to dictionaries for :func:`gpumemnet.job.json_codec.read_jobs`; a cell of the
     wrong type stays a string."""
     documents = row_documents(batch, np.arange(len(batch)))

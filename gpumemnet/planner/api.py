@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from gpumemnet.atomic_files import Document
 from gpumemnet.cudnn.session import OFF
 from gpumemnet.errors import ExtractError, InvalidRequestError, MissingExtraError
 from gpumemnet.extract.extraction import DEFAULT_GPU
@@ -172,7 +173,7 @@ def plan_file(
 
 
 def _asked(
-    compute: Callable[[dict[str, Any]], object],
+    compute: Callable[[Document], object],
     source: str,
     document: Mapping[str, Any],
     request: PlanRequest,
@@ -293,7 +294,7 @@ def _changed_jobs(
         )
 
 
-def _plan_named(document: dict[str, Any]) -> dict[str, Any]:
+def _plan_named(document: Document) -> Document:
     request = from_json(PlanRequest, document["request"])
     model, method = NamedModel(**document["model"]), Method(**document["method"])
     _LOG.info("importing torch and the model's library")
@@ -324,7 +325,7 @@ def _plan_named(document: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _plan_script(document: dict[str, Any]) -> dict[str, Any]:
+def _plan_script(document: Document) -> Document:
     request = from_json(PlanRequest, document["request"])
     call, notes = script_call(document, request.trace)
     from gpumemnet.planner.plan_choice import plan_request
@@ -348,7 +349,7 @@ def _plan_script(document: dict[str, Any]) -> dict[str, Any]:
     return plan_answer_to_dict(answer)
 
 
-def _plan(document: dict[str, Any]) -> dict[str, Any]:
+def _plan(document: Document) -> Document:
     request = from_json(PlanRequest, document["request"])
     with factory_model(document, request.trace.options) as (model, inputs, options, guesses):
         notes = checked_torch()

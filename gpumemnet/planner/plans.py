@@ -27,7 +27,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.atomic_files import stated_json
+from gpumemnet.atomic_files import Document, stated_json
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
 from gpumemnet.sandbox.process import from_json
@@ -200,7 +200,7 @@ class PlanRequest:
             )
 
 
-def plan_to_dict(plan: Plan) -> dict[str, Any]:
+def plan_to_dict(plan: Plan) -> Document:
     """Return ``plan`` as a JSON object."""
     values = asdict(plan)
     values["decisions"] = {name: str(decision) for name, decision in plan.decisions.items()}
@@ -342,7 +342,7 @@ class PlanAnswer:
         return f"<PlanAnswer: {self.before.model}, batch size {self.before.batch_size}: {amounts}>"
 
 
-def plan_answer_to_dict(answer: PlanAnswer) -> dict[str, Any]:
+def plan_answer_to_dict(answer: PlanAnswer) -> Document:
     """Return the answer as a JSON object, with its outcome and its budget."""
     return {
         "outcome": answer.outcome,

@@ -14,6 +14,7 @@ from typing import Any, Final
 import jiter
 import numpy as np
 
+from gpumemnet.atomic_files import Document
 from gpumemnet.errors import BundleError
 from gpumemnet.job.job_table import Array
 from gpumemnet.job.training_job import FAMILIES
@@ -174,7 +175,7 @@ def _card(document: Mapping[str, Any]) -> BundleCard:
     )
 
 
-def _seen(values_of: Mapping[str, Any]) -> dict[str, Any]:
+def _seen(values_of: Mapping[str, Any]) -> Document:
     return {field: tuple(values) for field, values in values_of.items()}
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, overload
+from typing import Final, NamedTuple, overload
 
 import numpy as np
 
+from gpumemnet.atomic_files import Document
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu import (
     MAX_CONTEXT_MIB,
@@ -284,7 +285,7 @@ class PredictionTable(Sequence[Prediction]):
             self._probabilities = self.distribution.bin_probabilities(self.log_edges)
         return self._probabilities
 
-    def documents(self) -> list[dict[str, Any]]:
+    def documents(self) -> list[Document]:
         """The predictions as JSON objects, with the fields that HTTP and ``--json`` have in common;
         HTTP adds its own.
 

@@ -6,8 +6,9 @@ import hashlib
 import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from gpumemnet.atomic_files import Document
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.site.calibration import Calibration, ModelCalibration
 
@@ -29,7 +30,7 @@ CONTEXT_METHOD: Final = (
 NO_GUARANTEE: Final = "none: bounds as shipped, with room for the context's uncertainty and growth"
 
 
-def calibrated_cards(calibration: Calibration) -> list[tuple[Bundle, dict[str, Any]]]:
+def calibrated_cards(calibration: Calibration) -> list[tuple[Bundle, Document]]:
     """Each bundle with its calibrated card and the same graph.
 
     The version gets the first digits of a hash over files and calibration.
@@ -46,7 +47,7 @@ def calibrated_cards(calibration: Calibration) -> list[tuple[Bundle, dict[str, A
     return cards
 
 
-def calibration_document(calibration: Calibration) -> dict[str, Any]:
+def calibration_document(calibration: Calibration) -> Document:
     """All figures for programs; amounts in bytes."""
     one = calibration
     names = ("gpu", "label_source", "jobs", "left_out", "files", "first", "last")
@@ -62,7 +63,7 @@ def calibration_document(calibration: Calibration) -> dict[str, Any]:
     }
 
 
-def _site_document(calibration: Calibration, model: ModelCalibration) -> dict[str, Any]:
+def _site_document(calibration: Calibration, model: ModelCalibration) -> Document:
     card = model.bundle.card
     judged = {"before": model.before, "after": model.after}
     return {

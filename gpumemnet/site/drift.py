@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 from scipy import stats
 
-from gpumemnet.atomic_files import replace_file
+from gpumemnet.atomic_files import Document, replace_file
 from gpumemnet.errors import InvalidRequestError, MissingExtraError, UnsupportedJobError
 from gpumemnet.gpu import GENERIC_BLAS_WORKSPACE_BYTES, known_profile
 from gpumemnet.job.job_table import Array, JobTable
@@ -261,7 +261,7 @@ def _features(jobs: JobTable, reference: Mapping[str, Any]) -> Iterator[Finding]
         )
 
 
-def training_reference(jobs: JobTable) -> dict[str, Any]:
+def training_reference(jobs: JobTable) -> Document:
     """A summary of the jobs of one family that a model was trained on, for ``reference`` in its
     card: their number, and evenly spaced quantiles of each amount."""
     steps = np.linspace(0.0, 1.0, QUANTILES)

@@ -24,6 +24,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from gpumemnet.atomic_files import Document
 from gpumemnet.errors import (
     InvalidJobError,
     InvalidRequestError,
@@ -171,7 +172,7 @@ def observation_from_dict(document: object) -> Observation:
     return observation
 
 
-def observation_to_dict(observation: Observation) -> dict[str, Any]:
+def observation_to_dict(observation: Observation) -> Document:
     """The JSON object of ``observation``, without what is not known; :func:`observation_from_dict`
     gives the same back."""
     values = {each.name: getattr(observation, each.name) for each in fields(Observation)}

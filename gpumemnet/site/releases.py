@@ -27,6 +27,7 @@ from typing import Any, Final
 
 from gpumemnet.atomic_files import (
     STAGING_PREFIX,
+    Document,
     locked,
     read_file,
     replace_file,
@@ -435,7 +436,7 @@ def _read(path: Path) -> bytes | None:
         raise RegistryError(f"{path}: cannot be read ({error.strerror})") from None
 
 
-def _parsed(content: bytes, path: Path) -> dict[str, Any]:
+def _parsed(content: bytes, path: Path) -> Document:
     try:
         document = json.loads(content)
     except (ValueError, RecursionError):

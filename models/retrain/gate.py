@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpumemnet.atomic_files import Document
 from gpumemnet.job.job_table import Array
 from gpumemnet.predict.conformal import binomial_tail
 from gpumemnet.units import GIB
@@ -143,7 +144,7 @@ class Verdict:
     reasons: tuple[str, ...]
     parts: tuple[PartVerdict, ...]
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> Document:
         """The verdict as a JSON-ready object."""
         return asdict(self)
 

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
+from gpumemnet.atomic_files import Document
 from gpumemnet.gpu import MAX_CONTEXT_MIB, known_profile
 from gpumemnet.job.job_table import Array, Flags
 from gpumemnet.predict.bundle import Bundle
@@ -171,7 +172,7 @@ def known_files(release: Release, data: LabelledJobs) -> list[str]:
 
 def may_know_held_out(bundle: Bundle) -> bool:
     """Whether a bundle may have been trained on held-out architectures."""
-    record: dict[str, Any] = bundle.card.document.get("retraining") or {}
+    record: Document = bundle.card.document.get("retraining") or {}
     return record.get("held_out") != HELD_OUT_RULE
 
 

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpumemnet.atomic_files import STAGING_PREFIX, locked, replace_file
+from gpumemnet.atomic_files import STAGING_PREFIX, Document, locked, replace_file
 from gpumemnet.errors import BundleError, DatasetError
 from gpumemnet.job.job_files import file_sha256
 from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
@@ -110,7 +110,7 @@ class _Retraining:
             if file.sha256 not in hashes.values():
                 raise RetrainingError(f"{file.name} was changed while it was read")
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> Document:
         """The report as data: what was trained, and the verdict."""
         request, rows = self._request, self._rows
         replaced = [one for one in self._champion if one.card.encoder in request.encoders]
@@ -123,7 +123,7 @@ class _Retraining:
         if not replaced:
             obstacle = "the champion has no model of this encoder: put a first one into the registry by hand"
         candidates: list[Bundle] = []
-        verdict: dict[str, Any] = {"promote": False, "reasons": [obstacle], "parts": []}
+        verdict: Document = {"promote": False, "reasons": [obstacle], "parts": []}
         if obstacle is None:
             try:
                 candidates = [self._candidate(bundle.card.encoder) for bundle in replaced]
@@ -160,7 +160,7 @@ class _Retraining:
             **verdict,
         }
 
-    def _verdict(self, candidates: Sequence[Bundle]) -> dict[str, Any]:
+    def _verdict(self, candidates: Sequence[Bundle]) -> Document:
         encoders = [one.card.encoder for one in candidates]
         if {one.sha256 for one in candidates} <= {one.sha256 for one in self._champion}:
             reason = "the champion is this same model: nothing has changed"
@@ -212,7 +212,7 @@ class _Retraining:
         encoder: str,
         seed: int,
         epochs: int | None,
-        record: dict[str, Any],
+        record: Document,
     ) -> Bundle:
         """The bundle that ``gpumemnet train`` makes of ``data``, with the record of the retraining
         in its card; trained once."""
@@ -272,10 +272,10 @@ def _nothing_new(rows: Collected, champion: Sequence[Bundle]) -> str | None:
     )
 
 
-def _finished_report(path: Path, work: Path) -> dict[str, Any] | None:
+def _finished_report(path: Path, work: Path) -> Document | None:
     """The report of an earlier run, if the bundles that it would promote still exist."""
     try:
-        document: dict[str, Any] = json.loads(path.read_bytes())
+        document: Document = json.loads(path.read_bytes())
         if not document["promote"] or all(
             load_bundle(work / entry["folder"]).sha256 == entry["bundle"]
             for entry in document["candidates"]
@@ -339,7 +339,7 @@ def code_hash() -> str:
     return content_hash(sources, {name: _version(name) for name in _PACKAGES}, FEATURE_SCHEMA)
 
 
-def code_version() -> dict[str, Any]:
+def code_version() -> Document:
     """The code in a lineage: package version, and hashes of the code itself."""
     return {
         "gpumemnet": _version("gpumemnet"),

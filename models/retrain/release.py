@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from gpumemnet.atomic_files import Document
 from gpumemnet.errors import RegistryError, UnknownReleaseError
 from gpumemnet.predict.bundle_card import ENCODERS
 from gpumemnet.site.releases import Aliases, Change, Registry
@@ -18,9 +19,7 @@ from gpumemnet.site.releases import Aliases, Change, Registry
 MADE_BY = "models retrain"
 
 
-def put_into_service(
-    request: Request, document: dict[str, Any], report: Path, champion: str
-) -> Outcome:
+def put_into_service(request: Request, document: Document, report: Path, champion: str) -> Outcome:
     """Change the registry as the report and the request say.
 
     Raises:
@@ -85,7 +84,7 @@ def put_into_service(
 
 
 def _withdrawal_of(
-    registry: Registry, aliases: Aliases, document: dict[str, Any], champion: str
+    registry: Registry, aliases: Aliases, document: Document, champion: str
 ) -> Change | None:
     """When a release of the same data, made under this champion, was champion itself, by whatever
     code it was made."""
@@ -111,7 +110,7 @@ def _inputs_of(document: Mapping[str, Any]) -> list[Any]:
     return [files, *(document.get(name) for name in ("seed", "epochs", "encoders"))]
 
 
-def lineage(document: dict[str, Any]) -> dict[str, Any]:
+def lineage(document: Document) -> Document:
     """The lineage of a release: data, code, seed, and the figures that the gate accepted."""
     return {
         "made_by": MADE_BY,
@@ -176,4 +175,4 @@ class Outcome:
     sentence: str
     release: str | None
     report: Path
-    document: dict[str, Any]
+    document: Document

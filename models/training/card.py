@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gpumemnet.atomic_files import Document
 from gpumemnet.job.layers import GROUP_OF_KIND
 from gpumemnet.job.measurement import TRACED
 from gpumemnet.job.training_job import OPTION_FIELDS, UNSTATED_AS_ZERO
@@ -148,7 +149,7 @@ def _contexts(data: LabelledJobs) -> dict[str, int]:
     }
 
 
-def _training_data(data: LabelledJobs) -> dict[str, Any]:
+def _training_data(data: LabelledJobs) -> Document:
     sources = {
         name: {"rows": int((data.sources == name).sum()), "sha256": digest}
         for name, digest in data.files.items()
@@ -165,7 +166,7 @@ def _training_data(data: LabelledJobs) -> dict[str, Any]:
     }
 
 
-def _support(data: LabelledJobs) -> dict[str, Any]:
+def _support(data: LabelledJobs) -> Document:
     jobs = data.jobs
     columns = {name: data.features[:, FEATURE_NAMES.index(name)] for name in RANGE_COLUMNS}
     stated = {
@@ -237,7 +238,7 @@ def widenings(data: LabelledJobs) -> tuple[float, ...]:
     return tuple(np.maximum.accumulate(np.maximum(found, 0.0)).tolist())
 
 
-def traced_peak(data: LabelledJobs) -> dict[str, Any] | None:
+def traced_peak(data: LabelledJobs) -> Document | None:
     """Calibrate answers for jobs that state a traced peak, on the rows of one family that a GPU has
     run; ``None`` without such rows."""
     traced = data.jobs.column("traced_peak_bytes")

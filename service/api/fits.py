@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, get_type_hints
 
 from pydantic import Field, create_model
 
+from gpumemnet.atomic_files import Document
 from gpumemnet.errors import FieldError, InvalidRequestError
 from gpumemnet.named import fit as named
 from gpumemnet.named.catalogue import (
@@ -22,7 +23,6 @@ from gpumemnet.named.catalogue import (
 from gpumemnet.named.methods import CHOICES, COUNTS, Method
 
 from .handlers import read_query, read_request
-from .predictions import Document
 from .schemas import OneOf, Schema, attribute_descriptions, described
 
 OPTIONS: Final = (

@@ -35,6 +35,8 @@ from prometheus_client import (
 )
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from gpumemnet.atomic_files import Document
+
 from .problems import PROBLEM_KINDS
 
 REQUEST_ID: Final[ContextVar[str]] = ContextVar("gpumemnet_request_id", default="")
@@ -117,7 +119,7 @@ class RequestRecords:
         self._seconds[path].observe(seconds)
         level = logging.ERROR if status == 500 else logging.INFO
         if _requests.isEnabledFor(level):
-            event: dict[str, Any] = {"method": method, "path": path, "status": status}
+            event: Document = {"method": method, "path": path, "status": status}
             event |= {"seconds": round(seconds, 6), "bytes": sent_bytes}
             event |= {name: value for name, value in names.items() if value}
             _requests.log(level, "request", extra={_EVENT: event})
@@ -157,7 +159,7 @@ class LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The line, without its end."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        event: dict[str, Any] = {
+        event: Document = {
             "time": f"{stamp}.{int(record.created % 1 * 1000):03d}Z",
             "level": record.levelname.lower(),
             "message": _short(record.getMessage()),

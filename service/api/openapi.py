@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.types import ASGIApp
 
+from gpumemnet.atomic_files import Document
 from gpumemnet.job.layers import MAX_ELEMENTS, MAX_LAYERS, Layer
 from gpumemnet.job.training_job import (
     FIELD_CHOICES,
@@ -57,7 +58,6 @@ _ELEMENTS: Final = {"type": "integer", "minimum": 0, "maximum": MAX_ELEMENTS}
 _TRAINS: Final = {"type": ["boolean", "null"]}
 _BLOCK: Final = {"type": ["integer", "null"], "minimum": 0, "maximum": MAX_LAYERS}
 
-JsonSchema = dict[str, Any]
 Schemas = type[BaseModel] | tuple[type[BaseModel], ...]
 """A model, or a tuple of alternative models."""
 
@@ -103,7 +103,7 @@ class Operation:
     examples: Mapping[str, Any] = field(default_factory=dict)
     refusals: Mapping[int, str] = field(default_factory=dict)
     description: str = ""
-    parameters: Sequence[JsonSchema] = ()
+    parameters: Sequence[Document] = ()
 
     @property
     def method(self) -> str:
@@ -120,9 +120,9 @@ class Operation:
         body = {} if self.request is None else BODY_REFUSALS
         return dict(sorted({**keys, **limits, **body, **self.refusals}.items()))
 
-    def described(self, *, has_keys: bool = False) -> JsonSchema:
+    def described(self, *, has_keys: bool = False) -> Document:
         """The OpenAPI description of the operation; ``has_keys`` says whether keys are set."""
-        operation: JsonSchema = {
+        operation: Document = {
             "tags": [self.tag],
             "summary": self.summary,
             "operationId": self.name,
@@ -134,7 +134,7 @@ class Operation:
         if self.parameters:
             operation["parameters"] = list(self.parameters)
         if self.request is not None:
-            content: JsonSchema = {"schema": _schema(self.request)}
+            content: Document = {"schema": _schema(self.request)}
             if self.examples:
                 content["examples"] = {
                     name: {"value": body} for name, body in self.examples.items()
@@ -142,7 +142,7 @@ class Operation:
             operation["requestBody"] = {"required": True, "content": {JSON: content}}
         responses = operation["responses"] = {}
         for status, answer in self.answers.items():
-            types: JsonSchema = {}
+            types: Document = {}
             if answer.shape is not None:
                 types[JSON] = {"schema": _schema(answer.shape)}
             if answer.has_text or answer.shape is None:
@@ -157,8 +157,8 @@ class Operation:
 
 
 def openapi_document(
-    info: JsonSchema, operations: Iterable[Operation], *, has_keys: bool = False
-) -> JsonSchema:
+    info: Document, operations: Iterable[Operation], *, has_keys: bool = False
+) -> Document:
     """The OpenAPI document.
 
     Args:
@@ -166,7 +166,7 @@ def openapi_document(
         operations: all operations.
         has_keys: whether keys are set.
     """
-    paths: dict[str, JsonSchema] = {}
+    paths: dict[str, Document] = {}
     shapes: dict[tuple[type[BaseModel], str], None] = {(Problem, "serialization"): None}
     for one in operations:
         paths.setdefault(one.path, {})[one.method.lower()] = one.described(has_keys=has_keys)
@@ -192,13 +192,13 @@ def _each(shapes: Schemas | None) -> Sequence[type[BaseModel]]:
     return () if shapes is None else (shapes,) if isinstance(shapes, type) else shapes
 
 
-def _schema(shape: Schemas) -> JsonSchema:
+def _schema(shape: Schemas) -> Document:
     if isinstance(shape, tuple):
         return {"anyOf": [_schema(one) for one in shape]}
     return {"$ref": _REFERENCE.format(model=shape.__name__)}
 
 
-def job_schema() -> JsonSchema:
+def job_schema() -> Document:
     """The JSON schema of a :class:`~gpumemnet.job.training_job.TrainingJob`, from the dataclass,
     its docstring and its ranges."""
     descriptions = attribute_descriptions(TrainingJob) | {
@@ -208,10 +208,10 @@ def job_schema() -> JsonSchema:
         name: {"type": "integer", "minimum": low, "maximum": high}
         for name, low, high in FIELD_RANGES
     }
-    properties: dict[str, JsonSchema] = {}
+    properties: dict[str, Document] = {}
     for each in fields(TrainingJob):
         if each.name == "layers":
-            schema: JsonSchema = {
+            schema: Document = {
                 "type": "array",
                 "maxItems": MAX_LAYERS,
                 "items": {"anyOf": [{"$ref": _REFERENCE.format(model="Layer")}, _layer_as_list()]},
@@ -239,10 +239,10 @@ def job_schema() -> JsonSchema:
     }
 
 
-def layer_schema() -> JsonSchema:
+def layer_schema() -> Document:
     """The JSON schema of a :class:`~gpumemnet.job.layers.Layer` as an object."""
     descriptions = attribute_descriptions(Layer)
-    properties: dict[str, JsonSchema] = {
+    properties: dict[str, Document] = {
         "kind": {
             "type": "string",
             "pattern": "^[a-z][a-z0-9_]{0,63}$",
@@ -264,7 +264,7 @@ def layer_schema() -> JsonSchema:
     }
 
 
-def _layer_as_list() -> JsonSchema:
+def _layer_as_list() -> Document:
     return {
         "type": "array",
         "description": "the same as a list: kind, activations, parameters, and trains and block where they are known",

@@ -10,13 +10,15 @@ from typing import Any, Final
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
+from gpumemnet.atomic_files import Document
+
 from ..served_release import ServedRelease
 from . import examples, fits, schemas
 from .handlers import TEXT, JsonHandler, SearchHandler, send_response
 from .microbatching import TEXT_FIELDS, PredictHandler
 from .monitoring import MEDIA_TYPE, metrics_document
 from .openapi import Answer, Operation
-from .predictions import Document, gpus_document
+from .predictions import gpus_document
 
 _TEXT_DESCRIPTION: Final = (
     f"With `Accept: {TEXT}` the response is one line: `{TEXT_FIELDS[0]}`, or the fields named by `?field=`, separated by "

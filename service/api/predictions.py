@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, Final, NamedTuple, Protocol
 
+from gpumemnet.atomic_files import Document
 from gpumemnet.errors import FieldError, InvalidRequestError
 from gpumemnet.gpu import available_mib, device_profiles, mig_profiles, reserve
 from gpumemnet.job.job_table import JobTable
@@ -50,8 +51,6 @@ MAX_FITS: Final = 2**15
 MAX_PROBABILITIES: Final = 2**18
 """Most probabilities in one response (jobs times bins): bounds the memory of a batch with narrow
 bins."""
-
-Document = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

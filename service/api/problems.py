@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from starlette.exceptions import HTTPException
 
+from gpumemnet.atomic_files import Document
 from gpumemnet.errors import FieldError, InvalidJobError, InvalidRequestError, UnsupportedJobError
 
 MEDIA_TYPE: Final = "application/problem+json"
@@ -88,7 +89,7 @@ def located(error: FieldError, path: str) -> FieldError:
 
 def problem_document(
     error: FieldError | HTTPException, method: str = "", path: str = ""
-) -> dict[str, Any]:
+) -> Document:
     """The problem document of an error in a request with this method and path."""
     if isinstance(error, FieldError):
         document = _document(_KIND_OF_ERROR[type(error)], str(error))
@@ -102,5 +103,5 @@ def problem_document(
     return _document(NOT_FOUND, detail)
 
 
-def _document(kind: ProblemKind, detail: str) -> dict[str, Any]:
+def _document(kind: ProblemKind, detail: str) -> Document:
     return {"type": kind.uri, "title": kind.title, "status": kind.status, "detail": detail}

@@ -11,6 +11,7 @@ import orjson
 from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
+from gpumemnet.atomic_files import Document
 from gpumemnet.errors import FieldError, InvalidRequestError
 from gpumemnet.job.layers import describe
 from gpumemnet.site.observations import (
@@ -325,7 +326,7 @@ def _read_one(entry: Any, path: str) -> ReadObservation | FieldError:
         return located(error, path)
 
 
-def _batch(results: Sequence[Reply]) -> dict[str, Any]:
+def _batch(results: Sequence[Reply]) -> Document:
     stored = [result for result in results if isinstance(result, Stored)]
     if results and all(
         isinstance(result, Refusal) and result.kind == OVERLOADED for result in results

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, Row, Select, func, select
 
+from gpumemnet.atomic_files import Document
 from gpumemnet.job.job_table import Array
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.predict.conformal import bounds_kept
@@ -67,7 +68,7 @@ class Alarm(NamedTuple):
     error_ratio: float | None
 
 
-def summarise(rows: Sequence[Row[Any]]) -> dict[str, Any]:
+def summarise(rows: Sequence[Row[Any]]) -> Document:
     """Coverage, error and waste of a group of predictions, and the same for the challenger where it
     predicted."""
     compared = [row for row in rows if row.challenger_expected_bytes is not None]
@@ -94,7 +95,7 @@ def error_ratios(rows: Sequence[Row[Any]], model: str = "") -> Array:
     return found
 
 
-def _worth(rows: Sequence[Row[Any]], model: str = "") -> dict[str, Any]:
+def _worth(rows: Sequence[Row[Any]], model: str = "") -> Document:
     safe_bytes = _column(rows, f"{model}safe_bytes")
     kept = _kept(rows, safe_bytes)
     judged = ~np.isnan(kept)
@@ -133,7 +134,7 @@ def median(values: Array) -> float | None:
     return float(np.median(values)) if len(values) else None
 
 
-def read_summary(connection: Connection, *, now: float, days: float) -> dict[str, Any]:
+def read_summary(connection: Connection, *, now: float, days: float) -> Document:
     """The response to ``GET /v1/observations/summary``."""
     since = now - days * SECONDS_PER_DAY
     counted = _counts(connection, since)
@@ -155,7 +156,7 @@ def read_summary(connection: Connection, *, now: float, days: float) -> dict[str
     }
 
 
-def read_prediction(connection: Connection, *, identity: str) -> dict[str, Any] | None:
+def read_prediction(connection: Connection, *, identity: str) -> Document | None:
     """The response to ``GET /v1/predictions/{prediction_id}``; ``None`` without such a prediction."""
     predicted, observed = PREDICTIONS.c, OBSERVATIONS.c
     question = (
@@ -224,7 +225,7 @@ def _compared() -> Select[Any]:
     )
 
 
-def _counts(connection: Connection, since: float) -> dict[str, Any]:
+def _counts(connection: Connection, since: float) -> Document:
     observed, predicted = OBSERVATIONS.c, PREDICTIONS.c
     question = (
         select(

@@ -26,6 +26,7 @@ from prometheus_client import Counter, Gauge
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
+from gpumemnet.atomic_files import Document
 from gpumemnet.errors import first_line
 from gpumemnet.site.observations import Observation, content_hash
 
@@ -312,16 +313,16 @@ class ObservationStore:
             await asyncio.wait(futures, timeout=self._answer_seconds)
         return [self._answer(entry) for entry in waiting]
 
-    async def summary(self, days: float = 30) -> dict[str, Any]:
+    async def summary(self, days: float = 30) -> Document:
         """Coverage and error of the predictions of the last ``days``.
 
         Raises:
             Refusal: 503 when the database is unavailable.
         """
-        found: dict[str, Any] = await self._read(partial(read_summary, now=time.time(), days=days))
+        found: Document = await self._read(partial(read_summary, now=time.time(), days=days))
         return found
 
-    async def prediction(self, identity: str) -> dict[str, Any] | None:
+    async def prediction(self, identity: str) -> Document | None:
         """A stored prediction and what was observed; ``None`` when there is none, or none any more.
 
         Raises:
@@ -331,7 +332,7 @@ class ObservationStore:
         while True:
             # It may be in a queue still, of this worker or of another.
             is_young = 0 <= time.time() - made_at_seconds(identity) < YOUNG_SECONDS
-            found: dict[str, Any] | None = await self._read(read)
+            found: Document | None = await self._read(read)
             if found is not None or not is_young:
                 return found
             self._wake.set()

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpumemnet.atomic_files import Document
 from gpumemnet.job.layers import MAX_ELEMENTS
 from gpumemnet.job.training_job import FIELD_CHOICES, FIELD_RANGES, JOB_FIELDS
-from service.api.predictions import Document
 from service.api.schemas import BatchPrediction, Prediction, Problem, Schema
 
 bounded = settings(max_examples=100, suppress_health_check=list(HealthCheck))

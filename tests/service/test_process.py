@@ -15,8 +15,8 @@ import httpx
 import psutil
 import pytest
 
+from gpumemnet.atomic_files import Document
 from service.api.access import new_key
-from service.api.predictions import Document
 from tests.conftest import RunningService, StartService
 from tests.environments import environment_without_settings
 from tests.nightly import nightly

@@ -7,10 +7,10 @@ from typing import Any
 import httpx
 import pytest
 
+from gpumemnet.atomic_files import Document
 from gpumemnet.errors import BundleError
 from gpumemnet.predict.bundle import MODEL_FILE
 from gpumemnet.site.releases import SHIPPED, Registry
-from service.api.predictions import Document
 from service.served_release import STALE, ServedRelease
 from tests.conftest import StartService
 from tests.registries import add_release

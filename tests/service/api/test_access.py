@@ -12,9 +12,9 @@ import httpx
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gpumemnet.atomic_files import Document
 from service.api.access import parse_keys
 from service.api.admission import AccessControl
-from service.api.predictions import Document
 from tests.conftest import StartService
 from tests.service.sockets import connect, post_head
 

@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 import gpumemnet
+from gpumemnet.atomic_files import Document
 from gpumemnet.cli import main
 from gpumemnet.named.catalogue import find_model
-from service.api.predictions import Document
 
 QWEN = "Qwen/Qwen3-8B"
 QUESTIONS = (

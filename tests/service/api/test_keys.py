@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gpumemnet.atomic_files import Document
 from service.api.access import parse_keys
 from service.api.admission import rule_of
-from service.api.predictions import Document
 from tests.conftest import StartService
 
 KEYS = {scope: f"the key for {scope}" for scope in ("predict", "observe")}

@@ -12,8 +12,8 @@ import httpx
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpumemnet.atomic_files import Document
 from service.api.monitoring import LineFormatter
-from service.api.predictions import Document
 from tests.conftest import RunningService
 from tests.waiting import wait_until
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.api.predictions import Document
+from gpumemnet.atomic_files import Document
 from tests.conftest import RunningService
 
 DOCUMENTATION = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"

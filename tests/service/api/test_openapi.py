@@ -17,11 +17,11 @@ from referencing import Registry
 from referencing.jsonschema import DRAFT202012
 from starlette.routing import Route
 
+from gpumemnet.atomic_files import Document
 from gpumemnet.errors import InvalidJobError
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.training_job import FIELD_CHOICES, FIELD_RANGES, JOB_FIELDS
 from service.api.openapi import job_schema
-from service.api.predictions import Document
 from service.app import create_app
 from service.settings import Settings
 

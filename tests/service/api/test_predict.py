@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
+from gpumemnet.atomic_files import Document
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.predict.predictor import Predictor
-from service.api.predictions import Document, PredictionApi, RecordBatch
+from service.api.predictions import PredictionApi, RecordBatch
 
 
 def predict(http: httpx.Client, job: Document, **options: object) -> Document:

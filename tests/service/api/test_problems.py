@@ -8,10 +8,10 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from gpumemnet.atomic_files import Document
 from gpumemnet.errors import InvalidJobError
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.predict.predictor import BundleModel
-from service.api.predictions import Document
 from service.api.problems import PROBLEM_KINDS
 from service.app import create_app
 from service.settings import Settings

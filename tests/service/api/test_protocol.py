@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.api.predictions import Document
+from gpumemnet.atomic_files import Document
 from tests.conftest import RunningService, StartService
 from tests.service.sockets import connect, post_head
 

@@ -4,8 +4,8 @@ number."""
 import httpx
 import pytest
 
+from gpumemnet.atomic_files import Document
 from gpumemnet.units import ceil_mib
-from service.api.predictions import Document
 
 JSON = {"Content-Type": "application/json"}
 

@@ -21,10 +21,10 @@ import httpx
 import psycopg
 import pytest
 
+from gpumemnet.atomic_files import Document
 from gpumemnet.job.dataset import read_dataset
 from gpumemnet.job.json_codec import job_from_dict
 from service.api.examples import EXAMPLE_JOBS
-from service.api.predictions import Document
 from tests.service.databases import PostgreSQL, running_postgresql
 
 APP = Path(__file__).with_name("observation_app.py")

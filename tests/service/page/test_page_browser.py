@@ -11,9 +11,9 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
+from gpumemnet.atomic_files import Document
 from gpumemnet.gpu import VERDICT_TEXTS
 from gpumemnet.units import ceil_mib
-from service.api.predictions import Document
 from tests.conftest import RunningService, StartService
 from tests.service.page.browser import MISSING, Browser, chromium
 
