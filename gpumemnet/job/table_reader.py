@@ -322,9 +322,9 @@ def _json_tables(path: Path) -> Iterator[JobTable]:
     documents = document if isinstance(document, list) else [document]
     for start in range(0, len(documents), CHUNK_ROWS):
         read = read_jobs(documents[start : start + CHUNK_ROWS])
-        for row, error in sorted(read.errors.items()):
+        for row, wrong in sorted(read.errors.items()):
             place = f"[{start + row}]" if documents is document else ""
-            raise error_at(error, place, ".")
+            raise error_at(wrong, place, ".")
         yield read.table
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
+from gpumemnet.atomic_files import Document
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.named.blocks import Stack, joined, size_of, style_of, tables
 from gpumemnet.named.operators import (
     BLOCK_INPUT,
     OUTER_INPUT,
+    Config,
     Network,
-    Operator,
     Section,
     count_of,
 )
@@ -21,7 +22,7 @@ _CLASSES: Final = 2
 _DECODER: Final = "decoder"
 
 
-def extracted_network(extracted: Mapping[str, Any], size: int) -> Network:
+def extracted_network(extracted: Document, size: int) -> Network:
     """The network of which the operators were extracted.
 
     Args:
@@ -48,7 +49,7 @@ def extracted_network(extracted: Mapping[str, Any], size: int) -> Network:
     return Network(tuple(sections), is_causal=False)
 
 
-def language_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def language_config(config: Config) -> Config:
     """The language model's part of a configuration; the whole of it for a model of text only."""
     part = config.get("text_config") or config.get("llm_config")
     if not isinstance(part, Mapping):
@@ -56,7 +57,7 @@ def language_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"architectures": config.get("architectures"), **part}
 
 
-def network(config: Mapping[str, Any], tokens: int, *, is_joined: bool = False) -> Network:
+def network(config: Config, tokens: int, *, is_joined: bool = False) -> Network:
     """Builds the network of a configuration.
 
     Args:
@@ -88,7 +89,7 @@ class _Assembly:
     A step is a method that adds operators to ``section`` behind ``last``.
     """
 
-    def __init__(self, config: Mapping[str, Any], kind: str, tokens: int, is_joined: bool) -> None:
+    def __init__(self, config: Config, kind: str, tokens: int, is_joined: bool) -> None:
         self.config, self.kind, self.tokens, self.is_joined = config, kind, tokens, is_joined
         self.stacks: dict[str, Stack] = {}
         self.stack = self._stack("text")
@@ -252,11 +253,11 @@ class _Assembly:
         return count_of(self.stack.config, *keys, default=self.stack.hidden)
 
 
-def _patch(config: Mapping[str, Any]) -> int:
+def _patch(config: Config) -> int:
     return count_of(config, "patch_size", default=16)
 
 
-def vision_tower(vision: Mapping[str, Any], hidden: int) -> Section:
+def vision_tower(vision: Config, hidden: int) -> Section:
     """The weights of a language model's image encoder: frozen operators that text does not run
     through."""
     width = count_of(vision, "embed_dim", "hidden_size")
@@ -268,5 +269,5 @@ def vision_tower(vision: Mapping[str, Any], hidden: int) -> Section:
     merger = merged * merged + merged * hidden if "spatial_merge_size" in vision else width * hidden
     parameters = count_of(vision, "num_hidden_layers", "depth") * block + patch + merger
     section = Section("VisionTower", 1, is_checkpointed=False)
-    section.operators.append(Operator("identity", "vision", (), 0, parameters=parameters))
+    section.add("identity", (), 0, "vision", parameters=parameters)
     return section

@@ -9,14 +9,14 @@ the shapes that a model is called with (``inputs``).
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any, Final
 
-from gpumemnet.atomic_files import shipped_json
-from gpumemnet.named.operators import BLOCK_INPUT, OLD_GELU, OUTER_INPUT, Section, count_of
+from gpumemnet.atomic_files import Document, shipped_json
+from gpumemnet.named.operators import BLOCK_INPUT, OLD_GELU, OUTER_INPUT, Config, Section, count_of
 
 EAGER: Final = "eager_attention"
 """Name of an attention in single operations, whatever kernel PyTorch would choose."""
@@ -82,35 +82,26 @@ class Style:
 
 
 @cache
-def tables() -> dict[str, Any]:
+def tables() -> Document:
     """``architectures.json``."""
-    document: dict[str, Any] = shipped_json("named/architectures.json")
+    document: Document = shipped_json("named/architectures.json")
     for part in ("families", "class_keys", "inputs"):
         document[part] = {n: own for names, own in document[part].items() for n in names.split()}
     return document
 
 
-def states(values: Mapping[str, Any], pattern: str) -> bool:
-    """Whether one of the values matches a pattern such as ``deepspeed*=*offload*``, in lower case."""
-    return any(
-        fnmatchcase(f"{each}={stated}".lower(), pattern)
-        for each, stated in values.items()
-        if stated is not None
-    )
-
-
-def effects(
-    rules: Iterable[tuple[str, Mapping[str, Any]]], values: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The effects of the rules of which the values match all patterns; later rules override earlier ones."""
-    found: dict[str, Any] = {}
+def effects(rules: Iterable[tuple[str, Mapping[str, Any]]], values: Mapping[str, Any]) -> Document:
+    """The effects of the rules of which the values match all patterns, such as
+    ``deepspeed*=*offload*``, in lower case; later rules override earlier ones."""
+    stated = [f"{name}={value}".lower() for name, value in values.items() if value is not None]
+    found: Document = {}
     for patterns, effect in rules:
-        if all(states(values, each) for each in patterns.split()):
+        if all(fnmatch.filter(stated, pattern) for pattern in patterns.split()):
             found |= effect
     return found
 
 
-def family(name: str) -> dict[str, Any]:
+def family(name: str) -> Document:
     """What is said of a ``model_type``, and of the family that it is like."""
     own = {**tables()["bases"], **tables()["families"]}[name]
     if "like" not in own:
@@ -123,7 +114,7 @@ def family(name: str) -> dict[str, Any]:
     return {**base, **own, **both}
 
 
-def style_of(name: str, config: Mapping[str, Any]) -> tuple[Style, dict[str, Any]]:
+def style_of(name: str, config: Config) -> tuple[Style, Document]:
     """The style of a ``model_type``, and the configuration with the family's defaults."""
     values = family(name)
     stated = {key: value for key, value in config.items() if value is not None}
@@ -133,7 +124,7 @@ def style_of(name: str, config: Mapping[str, Any]) -> tuple[Style, dict[str, Any
     return Style(**values), settings
 
 
-def size_of(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
+def size_of(config: Config, name: str, default: int | None = None) -> int:
     """A size, under whatever key the configuration states it."""
     return count_of(config, *tables()["sizes"][name].split(), default=default)
 
@@ -148,9 +139,7 @@ class Stack:
         outer_tokens: positions that a cross-attention reads; 0 without one.
     """
 
-    def __init__(
-        self, config: Mapping[str, Any], style: Style, tokens: int, outer_tokens: int = 0
-    ) -> None:
+    def __init__(self, config: Config, style: Style, tokens: int, outer_tokens: int = 0) -> None:
         self.config, self.style = config, style
         self.tokens, self.outer_tokens = tokens, outer_tokens
         self.hidden = size_of(config, "hidden")

@@ -10,15 +10,15 @@ read.
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
-from gpumemnet.atomic_files import shipped_json, stated_json
+from gpumemnet.atomic_files import Document, shipped_json, stated_json
 from gpumemnet.errors import InvalidRequestError, did_you_mean
+from gpumemnet.named.operators import Config
 
 PUBLISHED: Final = "published"
 UNCHECKED: Final = "unchecked"
@@ -45,11 +45,11 @@ class NamedModel:
     """
 
     name: str
-    config: Mapping[str, Any]
+    config: Config
     source: str
     parameters: int | None = None
     checked: str = UNCHECKED
-    extracted: Mapping[str, Any] | None = None
+    extracted: Document | None = None
 
     @property
     def longest(self) -> int | None:
@@ -112,7 +112,7 @@ def _as_original(name: str, original: str | None) -> NamedModel | None:
     return _entry_model(name, original, _document()["models"][original], source)
 
 
-def _entry_model(name: str, original: str, entry: Mapping[str, Any], source: str) -> NamedModel:
+def _entry_model(name: str, original: str, entry: Document, source: str) -> NamedModel:
     config = entry["config"]
     is_extracted = config["model_type"] in _EXTRACTED
     extracted = shipped_json(_NETWORKS)[original]["network"] if is_extracted else None
@@ -120,7 +120,7 @@ def _entry_model(name: str, original: str, entry: Mapping[str, Any], source: str
 
 
 @cache
-def _image_networks() -> dict[str, Any]:
+def _image_networks() -> Document:
     networks = shipped_json(_NETWORKS)
     return {name: entry for name, entry in networks.items() if name.startswith(_LIBRARIES)}
 

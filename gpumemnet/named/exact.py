@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from gpumemnet.atomic_files import Document
 from gpumemnet.errors import ExtractError, MissingExtraError
 from gpumemnet.gpu import DeviceProfile
 from gpumemnet.job.training_job import OPTIMIZERS
@@ -70,10 +71,11 @@ def exact_peak(
         deadline_seconds=DEADLINE_SECONDS,
         progress=progress,
     )
-    return from_json(ProcessPeak, found)
+    peak: ProcessPeak = from_json(ProcessPeak, found)
+    return peak
 
 
-def stated_job(model: NamedModel, method: Method, request: TraceRequest) -> dict[str, Any]:
+def stated_job(model: NamedModel, method: Method, request: TraceRequest) -> Document:
     """A job for a child process: what builds the model, and the request of its trace.
 
     Raises:
@@ -146,7 +148,7 @@ def needs_bitsandbytes(method: Method) -> bool:
     return method.is_quantised or method.optimizer in EIGHT_BIT[:1]
 
 
-def _in_child(document: dict[str, Any]) -> dict[str, Any]:
+def _in_child(document: Document) -> Document:
     model, method = NamedModel(**document["model"]), Method(**document["method"])
     request = request_from_dict(document["trace"])
     _LOG.info("importing torch and the model's library")

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from itertools import accumulate
 from operator import or_
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from gpumemnet.atomic_files import shipped_json
+from gpumemnet.atomic_files import Document, shipped_json
 from gpumemnet.errors import ExtractError, FieldError, InvalidRequestError
 from gpumemnet.gpu import (
     YES,
@@ -51,6 +51,9 @@ from gpumemnet.physics.attention_kernels import (
 )
 from gpumemnet.physics.element_types import AUTOCAST_TYPES, HALF_BYTES, MODEL_TYPES
 from gpumemnet.units import GIB, MIB, ceil_mib
+
+if TYPE_CHECKING:
+    from gpumemnet.sandbox.process import Progress
 
 COVERAGE: Final = 0.98
 """Share of the published readings that lie below the safe bytes."""
@@ -143,7 +146,7 @@ class FitAnswer:
         """Whether the job is safe on the GPU; also true where no GPU was named."""
         return self.verdict in (None, YES)
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> Document:
         """The answer as a JSON object."""
         return asdict(self) | {"fits": self.fits}
 
@@ -232,7 +235,7 @@ class _Asked:
     def _factor(self, method: Method) -> float:
         """How far above the expectation readings of such jobs lie: the readings are of language
         models on one GPU; other jobs get the widest factor."""
-        factors = safety()
+        factors: dict[str, float] = safety()
         if self.traced is not None and self.traced[0] == method:
             return self.traced[1]
         if self.reads_tokens and method.gpus == 1 and method.quantisation != "gptq":
@@ -240,7 +243,7 @@ class _Asked:
         return max(factors.values())
 
     def trace(
-        self, method: Method, notes: list[str], progress: Callable[[str], None] | None
+        self, method: Method, notes: list[str], progress: Progress | None
     ) -> ProcessPeak | None:
         """The traced peak, to which all further answers are scaled; ``None`` where the job cannot be
         traced, and a note says so."""
@@ -305,7 +308,7 @@ def fit(
     gpu: str | DeviceProfile | None = None,
     base_model: str | None = None,
     exact: bool = False,
-    progress: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
     **method: Any,
 ) -> FitAnswer:
     """Answers whether fine-tuning a named model fits a GPU.
@@ -374,9 +377,11 @@ def fit(
 def _check_targets(built: Network, method: Method) -> None:
     """Adapters on no layer would train nothing."""
     if method.has_adapters and not _adapter_elements(built, method):
-        inner = [section for section in built.sections if section.is_checkpointed]
         names = {
-            each.name for section in inner for each in section.operators if each.kind == "linear"
+            each.name
+            for section in built.sections
+            for each in section.operators
+            if section.is_checkpointed and each.kind == "linear"
         }
         raise InvalidRequestError(
             f"names no layer of the model: its blocks have {', '.join(sorted(names))}; or all-linear",
@@ -525,7 +530,7 @@ def _notes(asked: _Asked, built: Network, method: Method) -> Iterator[str]:
         yield "the vision tower's activations are not counted: samples of text only"
 
 
-def _table(asked: _Asked, method: Method) -> Iterator[dict[str, Any]]:
+def _table(asked: _Asked, method: Method) -> Iterator[Document]:
     """Safe bytes of other methods and lengths; of other batch sizes where there are no tokens."""
     field, values, _ = _axis(asked)
     methods = tuple(dict.fromkeys((*TABLE_METHODS, method.method)))

@@ -30,6 +30,9 @@ OUTER_INPUT: Final = -2
 """Number of a tensor from outside of the block that is the same for all of them: what an encoder
 gives to a decoder."""
 
+Config = Mapping[str, Any]
+"""A ``config.json``, or a part of it."""
+
 
 class Operator(NamedTuple):
     """One operator of a block.
@@ -133,7 +136,7 @@ class Network:
         return sum(section.parameters for section in self.sections) - self.tied_parameters
 
 
-def count_of(config: Mapping[str, Any], *names: str, default: int | None = None) -> int:
+def count_of(config: Config, *names: str, default: int | None = None) -> int:
     """The first of these counts that the configuration states; 0 counts as not stated."""
     for name in names:
         value = config.get(name)

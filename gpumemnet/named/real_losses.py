@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 import torch.nn.functional as F
@@ -45,7 +45,7 @@ def class_loss(model: Any, labels: Tensor, **inputs: Any) -> Tensor:
 
 def diffusion_loss(model: Any, **inputs: Any) -> Tensor:
     """Mean squared error of the noise or velocity, in fp32, as the training scripts of ``diffusers`` take it."""
-    found = model(**inputs)[0]
+    found: Tensor = model(**inputs)[0]
     target = torch.zeros_like(found)  # with values, so that a step can be run, too
     return ((found.float() - target.float()) ** 2).mean()
 
@@ -76,9 +76,8 @@ def fused_loss(model: Any, labels: Tensor, **inputs: Any) -> Tensor:
     """The loss of a language model without its logits."""
     base = getattr(model, "get_base_model", lambda: model)()
     hidden = base.base_model(**inputs)[0]
-    loss: Tensor = _LinearCrossEntropy.apply(
-        hidden.flatten(0, 1), base.get_output_embeddings().weight, labels.flatten()
-    )
+    weight, apply = base.get_output_embeddings().weight, cast(Any, _LinearCrossEntropy.apply)
+    loss: Tensor = apply(hidden.flatten(0, 1), weight, labels.flatten())
     return loss
 
 

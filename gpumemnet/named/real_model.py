@@ -8,7 +8,7 @@ import json
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from gpumemnet.named.blocks import tables
 from gpumemnet.named.catalogue import NamedModel
 from gpumemnet.named.exact import library_of, needs_bitsandbytes
 from gpumemnet.named.methods import ALL_LINEAR, Method
+from gpumemnet.named.operators import Config
 from gpumemnet.named.real_losses import (
     HEAD_CHUNK,
     TrainedModel,
@@ -120,7 +121,7 @@ def _count(model: nn.Module) -> int:
 
 def model_inputs(
     kind: str,
-    config: Mapping[str, Any],
+    config: Config,
     batch: int,
     side: int = 0,
     dtype: torch.dtype = torch.float32,
@@ -193,10 +194,10 @@ def _of_litgpt(named: NamedModel, method: Method) -> RealModel:
     settings: dict[str, Any] = {}
     targets = tables()["litgpt_targets"]
     if method.has_adapters:
-        named = {targets.get(each, "") for each in method.lora_target.split(",")}
+        chosen = {targets.get(each, "") for each in method.lora_target.split(",")}
         if method.lora_target == ALL_LINEAR:
-            named = {*targets.values()} - {"lora_head"}
-        settings = {key: key in named for key in targets.values()}
+            chosen = {*targets.values()} - {"lora_head"}
+        settings = {key: key in chosen for key in targets.values()}
         settings["lora_r"], settings["lora_dropout"] = method.lora_rank, method.lora_dropout
     name, layers = named.name.partition("/")[2], named.config["num_hidden_layers"]
     made = Config.from_name(name, n_layer=layers, **settings)
@@ -262,7 +263,7 @@ _BUILDERS: Final = {
 # ---- models of transformers
 
 
-def _whole_configuration(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _whole_configuration(config: Config) -> Config:
     """The configuration with that of the language model, if it is stated flat, apart."""
     kind = str(config["model_type"])
     if "vision_config" not in config and kind not in ("clip", "siglip"):
@@ -279,7 +280,7 @@ def _task(kind: str) -> str:
     raise ValueError(f"transformers has no class that trains a {kind!r}")
 
 
-def _configuration(automatic: Any, kind: str, stated: Mapping[str, Any], method: Method) -> Any:
+def _configuration(automatic: Any, kind: str, stated: Config, method: Method) -> Any:
     names = {"model_type": "", "quantization_config": "", "auto_map": ""}
     names |= tables()["class_keys"].get(kind, {})
     stated = {names.get(key, key): value for key, value in stated.items()}

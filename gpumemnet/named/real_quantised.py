@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -76,18 +77,15 @@ def patches(model: nn.Module, method: Method) -> Iterator[None]:
     import bitsandbytes
     from bitsandbytes.autograd._functions import MatMul4Bit
 
-    product, forward = bitsandbytes.matmul_4bit, MatMul4Bit.forward
+    def product(rows: Any, weight: Any, bias: Any, quant_state: Any) -> Any:
+        return MatMul4Bit.apply(rows, weight, None, bias, quant_state)
 
-    def matmul_4bit(rows: Tensor, weight: Tensor, *, bias: Any, quant_state: Any) -> Tensor:
-        result: Tensor = MatMul4Bit.apply(rows, weight, None, bias, quant_state)
-        return result
-
-    bitsandbytes.matmul_4bit = matmul_4bit
-    MatMul4Bit.forward = staticmethod(partial(_dequantised, method=method))
-    try:
+    forward = staticmethod(partial(_dequantised, method=method))
+    with (
+        patch.object(bitsandbytes, "matmul_4bit", product),
+        patch.object(MatMul4Bit, "forward", forward),
+    ):
         yield
-    finally:
-        bitsandbytes.matmul_4bit, MatMul4Bit.forward = product, staticmethod(forward)
 
 
 def _dequantised(

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.atomic_files import MAX_STATED_BYTES, read_file, shipped_json
+from gpumemnet.atomic_files import MAX_STATED_BYTES, Document, read_file, shipped_json
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
 from gpumemnet.named.blocks import effects
@@ -74,7 +74,7 @@ class _Keys:
     """The keys of a file, those of nested mappings joined by dots, and what became of them."""
 
     label: str
-    values: dict[str, Any]
+    values: Document
     read: set[str] = field(default_factory=set)
     defaults: dict[str, Any] = field(default_factory=dict)
     saving: list[str] = field(default_factory=list)
@@ -158,7 +158,7 @@ def adapter_fields(source: str | Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _document(path: Path) -> dict[str, Any]:
+def _document(path: Path) -> Document:
     import yaml  # a model's name needs none
 
     try:
@@ -173,9 +173,9 @@ def _document(path: Path) -> dict[str, Any]:
     raise InvalidRequestError("is no file of a trainer, in YAML or JSON", str(path))
 
 
-def _flat(mapping: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(mapping: Mapping[Any, Any], prefix: str = "") -> Document:
     """The values, by their keys joined by dots."""
-    found: dict[str, Any] = {}
+    found: Document = {}
     for key, value in mapping.items():
         if isinstance(value, Mapping) and value:
             found |= _flat(value, f"{prefix}{key}.")
@@ -226,7 +226,7 @@ def _read(keys: _Keys, kind: str) -> TrainerFile:
     )
 
 
-def _changes(keys: _Keys, table: dict[str, Any]) -> dict[str, Any]:
+def _changes(keys: _Keys, table: Document) -> dict[str, Any]:
     """Fields of the method by the rules of a trainer."""
     for names, default in table.get("noted", {}).items():
         keys.get(names, default)
@@ -305,7 +305,7 @@ def _target(keys: _Keys, name: str, default: str | None) -> str:
     return target
 
 
-def _named(keys: _Keys, table: dict[str, Any]) -> dict[str, tuple[str, ...]]:
+def _named(keys: _Keys, table: Document) -> dict[str, tuple[str, ...]]:
     """The keys that are not modelled, and those that are not known."""
     common = _tables()["common"]
     kinds = {
