@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import resources
+from itertools import repeat
 from pathlib import Path
-from typing import IO, Any, Final
+from types import UnionType
+from typing import IO, Any, Final, get_args, get_origin, get_type_hints
 
 from gpumemnet.errors import InvalidRequestError
 
@@ -153,3 +155,20 @@ def shipped_json(name: str) -> Any:
         name: path of the file below ``gpumemnet``.
     """
     return json.loads(resources.files("gpumemnet").joinpath(name).read_text("utf-8"))
+
+
+def from_json(kind: Any, value: Any) -> Any:
+    """The value of a type that :func:`dataclasses.asdict` has turned into JSON; members that are no
+    fields are left out."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if hasattr(kind, "__dataclass_fields__"):
+        kinds = get_type_hints(kind)
+        return kind(
+            **{name: from_json(kinds[name], value[name]) for name in kinds if name in value}
+        )
+    if origin is tuple:
+        each = repeat(arguments[0]) if arguments[-1] is Ellipsis else arguments
+        return tuple(map(from_json, each, value))
+    if origin is UnionType and value is not None:
+        return from_json(arguments[0], value)
+    return value

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import (
     Any,
     Final,
@@ -21,13 +21,13 @@ from typing import (
 
 import numpy as np
 
-from gpumemnet.atomic_files import Document
+from gpumemnet.atomic_files import Document, from_json
 from gpumemnet.errors import InvalidRequestError, MissingExtraError, ServiceError
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.distribution import PUBLISHED_BINS, BinScheme, bins_of_width
 from gpumemnet.predict.gpu_fit import Fit
-from gpumemnet.predict.largest_batch import BatchPoint, BatchSizes
+from gpumemnet.predict.largest_batch import BatchSizes
 from gpumemnet.predict.prediction import Prediction, PredictionOptions
 from gpumemnet.units import MIB
 
@@ -128,20 +128,18 @@ def _prediction(document: Any) -> ServedPrediction:
     if probabilities.shape != (bins["count"],):
         raise ValueError("one probability per bin is expected")
     model = document["model"]
-    found = _members(ServedPrediction, document) | {
-        "bins": BinScheme(bins["width_bytes"], bins["count"], bins["name"]),
-        "probabilities": probabilities,
-        "reasons": tuple(document["reasons"]),
-        "fits": tuple(Fit(**fit) for fit in document.get("fits") or ()),
-    }
-    return ServedPrediction(
-        **found, estimator=model["name"], version=model["version"], model_sha256=model["sha256"]
+    found: ServedPrediction = from_json(
+        ServedPrediction,
+        {
+            **document,
+            "probabilities": probabilities,
+            "fits": document.get("fits") or (),
+            "estimator": model["name"],
+            "version": model["version"],
+            "model_sha256": model["sha256"],
+        },
     )
-
-
-def _members(kind: type[Any], document: Mapping[str, Any]) -> Document:
-    """The members of an answer that are fields of a class."""
-    return {each.name: document[each.name] for each in fields(kind) if each.name in document}
+    return found
 
 
 def _result(result: Mapping[str, Any]) -> ServedPrediction | ServiceError:
@@ -237,9 +235,8 @@ class Client:
         """
 
         def read(document: Any) -> BatchSizes:
-            found = _members(BatchSizes, document) | {"reasons": tuple(document["reasons"])}
-            found["curve"] = tuple(BatchPoint(**point) for point in document["curve"])
-            return BatchSizes(**found, device=None)
+            found: BatchSizes = from_json(BatchSizes, {**document, "device": None})
+            return found
 
         body = {"job": job_to_dict(job), **_given(options)}
         return self._ask("/v1/batch-sizes", read, body)

@@ -21,6 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+from gpumemnet.atomic_files import from_json
 from gpumemnet.cudnn.execution_plans import (
     ALIGNMENT_BYTES,
     BACKWARD_DATA,
@@ -31,7 +32,6 @@ from gpumemnet.cudnn.execution_plans import (
     ExecutionPlan,
     ExecutionPlans,
 )
-from gpumemnet.sandbox.process import from_json
 
 _DATA_TYPES: Final = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
 _COMPUTE_TYPES: Final = {"float64": 1}

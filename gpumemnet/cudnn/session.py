@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from gpumemnet.atomic_files import Document
+from gpumemnet.atomic_files import Document, from_json
 from gpumemnet.cudnn.execution_plans import (
     ConvolutionQuestion,
     ExecutionPlans,
@@ -30,7 +30,7 @@ from gpumemnet.cudnn.library import answer_questions
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu import DeviceProfile
 from gpumemnet.job.layers import describe
-from gpumemnet.sandbox.process import from_json, start_child
+from gpumemnet.sandbox.process import start_child
 
 AUTO: Final = "auto"
 OFF: Final = "off"

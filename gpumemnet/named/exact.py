@@ -14,14 +14,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gpumemnet.atomic_files import Document
+from gpumemnet.atomic_files import Document, from_json
 from gpumemnet.errors import ExtractError, MissingExtraError
 from gpumemnet.gpu import DeviceProfile
 from gpumemnet.job.training_job import OPTIMIZERS
 from gpumemnet.named.catalogue import NamedModel
 from gpumemnet.named.methods import EIGHT_BIT, Method
 from gpumemnet.named.step_walk import PARTS, ProcessPeak
-from gpumemnet.sandbox.process import Progress, ask, from_json
+from gpumemnet.sandbox.process import Progress, ask
 from gpumemnet.tracing.api import (
     DEADLINE_SECONDS,
     TraceOptions,

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from gpumemnet.atomic_files import Document
+from gpumemnet.atomic_files import Document, from_json
 from gpumemnet.cudnn.session import OFF
 from gpumemnet.errors import ExtractError, InvalidRequestError, MissingExtraError
 from gpumemnet.extract.extraction import DEFAULT_GPU
@@ -31,7 +31,7 @@ from gpumemnet.planner.plans import (
     plan_answer_from_dict,
     plan_answer_to_dict,
 )
-from gpumemnet.sandbox.process import Progress, ask, from_json
+from gpumemnet.sandbox.process import Progress, ask
 from gpumemnet.tracing.api import (
     ExtraResults,
     TraceOptions,

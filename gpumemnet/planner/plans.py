@@ -27,10 +27,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.atomic_files import Document, stated_json
+from gpumemnet.atomic_files import Document, from_json, stated_json
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
-from gpumemnet.sandbox.process import from_json
 from gpumemnet.tracing.api import TraceRequest
 from gpumemnet.tracing.result import TraceAnswer, answer_to_dict
 from gpumemnet.units import GIB

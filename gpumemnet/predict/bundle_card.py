@@ -14,7 +14,7 @@ from typing import Any, Final
 import jiter
 import numpy as np
 
-from gpumemnet.atomic_files import Document
+from gpumemnet.atomic_files import Document, from_json
 from gpumemnet.errors import BundleError
 from gpumemnet.job.job_table import Array
 from gpumemnet.job.training_job import FAMILIES
@@ -45,7 +45,7 @@ class TracedPeakCalibration:
     log_scales: tuple[float, ...]
     log_shift: float
     log_bounds: tuple[float, ...]
-    options: Mapping[str, tuple[OptionValue, ...]]
+    options: Mapping[str, Sequence[OptionValue]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +81,9 @@ class BundleCard:
     gpu: str
     contexts: Mapping[str, int]
     traced_peaks: Mapping[str, TracedPeakCalibration]
-    options: Mapping[str, tuple[OptionValue, ...]]
+    options: Mapping[str, Sequence[OptionValue]]
     kinds: frozenset[str]
-    ranges: Mapping[str, tuple[float, float]]
+    ranges: Mapping[str, Sequence[float]]
     other_share: float
     coverages: tuple[float, ...]
     widenings: tuple[float, ...]
@@ -143,40 +143,24 @@ def parse_card(content: bytes, path: Path) -> BundleCard:
     return card
 
 
-def _card(document: Mapping[str, Any]) -> BundleCard:
-    support, bounds = document["support"], document["conformal"]
-    calibration = document.get("site_calibration")
-    return BundleCard(
-        name=document["name"],
-        version=document["version"],
-        families=tuple(document["families"]),
-        encoder=document["encoder"],
-        label_source=document["training_data"]["label_source"],
-        gpu=document["gpu"],
-        contexts=document["contexts"],
-        traced_peaks={
-            family: TracedPeakCalibration(
-                weights=tuple(part["weights"]),
-                log_scales=tuple(part["log_scales"]),
-                log_shift=part["log_shift"],
-                log_bounds=tuple(part["log_bounds"]),
-                options=_seen(part["options"]),
-            )
-            for family, part in document["traced_peaks"].items()
+def _card(document: Document) -> BundleCard:
+    support = document["support"]
+    card: BundleCard = from_json(
+        BundleCard,
+        {
+            **document,
+            **support,
+            **document["conformal"],
+            "kinds": frozenset(support["kinds"]),
+            "label_source": document["training_data"]["label_source"],
+            "traced_peaks": {
+                family: from_json(TracedPeakCalibration, part)
+                for family, part in document["traced_peaks"].items()
+            },
+            "document": document,
         },
-        options=_seen(support["options"]),
-        kinds=frozenset(support["kinds"]),
-        ranges=_seen(support["ranges"]),
-        other_share=support["other_share"],
-        coverages=tuple(bounds["coverages"]),
-        widenings=tuple(bounds["widenings"]),
-        document=document,
-        site_calibration=None if calibration is None else _site_calibration(calibration),
     )
-
-
-def _seen(values_of: Mapping[str, Any]) -> Document:
-    return {field: tuple(values) for field, values in values_of.items()}
+    return card
 
 
 UNIT_COVERAGES: Final = (0.5, 0.9)
@@ -244,16 +228,3 @@ def spread_unit(bounds_bytes: Array, levels: tuple[int, int]) -> Array:
     low, high = levels
     unit: Array = np.maximum(bounds_bytes[:, high] - bounds_bytes[:, low], UNIT_FLOOR_BYTES)
     return unit
-
-
-def _site_calibration(document: Mapping[str, Any]) -> SiteCalibration:
-    low, high = document["unit_levels"]
-    return SiteCalibration(
-        gpu=document["gpu"],
-        shift_bytes=document["shift_bytes"],
-        shift_bound_bytes=document["shift_bound_bytes"],
-        multiples=tuple(document["multiples"]),
-        largest=document["largest"],
-        unit_levels=(low, high),
-        context_bytes=document.get("context_bytes"),
-    )

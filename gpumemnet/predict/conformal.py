@@ -115,6 +115,14 @@ class Centre:
     count: int
 
 
+def weighted_quantile(values: Array, weights: Array, share: float) -> float:
+    """The smallest of ``values`` that has this share of the weight at or below it."""
+    order = np.argsort(values, kind="stable")
+    shares = weights[order].cumsum() / weights.sum()
+    place = int(np.searchsorted(shares, share - _ROUNDING))
+    return float(values[order][min(place, len(order) - 1)])
+
+
 def weighted_centre(values: Array, weights: Array) -> Centre:
     """The weighted median of ``values``, shape ``[n]``, ``n`` above 0, with the interval that
     inverts the weighted sign test.
@@ -122,15 +130,7 @@ def weighted_centre(values: Array, weights: Array) -> Centre:
     A value's weight is one over its spread: the median is then the most likely centre of values
     with Laplace errors.
     """
-    order = np.argsort(values, kind="stable")
-    ordered = values[order]
-    shares = weights[order].cumsum() / weights.sum()
     half = 0.5 * _NORMAL_95 * math.sqrt(float((weights**2).sum())) / float(weights.sum())
-
-    def at(share: float) -> float:
-        return float(
-            ordered[min(int(np.searchsorted(shares, share - _ROUNDING)), len(ordered) - 1)]
-        )
-
-    confidence = min(CONFIDENCE, 1.0 - 2.0 ** (1 - len(ordered)))
-    return Centre(at(0.5), at(0.5 - half), at(0.5 + half), confidence, len(ordered))
+    confidence = min(CONFIDENCE, 1.0 - 2.0 ** (1 - len(values)))
+    found = (weighted_quantile(values, weights, 0.5 + part) for part in (0.0, -half, half))
+    return Centre(*found, confidence, len(values))

@@ -16,6 +16,8 @@ import numpy as np
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu import (
+    DeviceProfile,
+    MigProfile,
     available_mib,
     device_profile,
     device_profiles,
@@ -75,16 +77,17 @@ class Fit(Target):
 @cache
 def catalogue_targets() -> tuple[Target, ...]:
     """Every GPU of the catalogue but those of laptops, each followed by its MIG profiles."""
-    targets: list[Target] = []
-    for profile in device_profiles():
-        if profile.is_laptop:
-            continue
-        targets.append(Target(gpu=profile.name, available_mib=available_mib(profile)))
-        targets += [
-            Target(gpu=profile.name, mig=mig.name, available_mib=available_mib(profile, mig))
-            for mig in mig_profiles(profile.name)
-        ]
-    return tuple(targets)
+    return tuple(
+        _target(profile, mig)
+        for profile in device_profiles()
+        if not profile.is_laptop
+        for mig in (None, *mig_profiles(profile.name))
+    )
+
+
+def _target(profile: DeviceProfile, mig: MigProfile | None) -> Target:
+    name = None if mig is None else mig.name
+    return Target(gpu=profile.name, mig=name, available_mib=available_mib(profile, mig))
 
 
 def target(
@@ -115,12 +118,7 @@ def target(
 def _catalogue_target(name: str) -> Target:
     gpu, slash, mig = name.partition("/")
     profile = device_profile(gpu)
-    if not slash:
-        return Target(gpu=profile.name, available_mib=available_mib(profile))
-    partition = mig_profile(profile.name, mig)
-    return Target(
-        gpu=profile.name, mig=partition.name, available_mib=available_mib(profile, partition)
-    )
+    return _target(profile, mig_profile(profile.name, mig) if slash else None)
 
 
 def fits(

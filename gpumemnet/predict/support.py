@@ -178,7 +178,7 @@ def _other_shares(table: JobTable) -> Array:
 
 
 def option_reasons(
-    table: JobTable, row: int, options: Mapping[str, tuple[OptionValue, ...]], seen_words: str
+    table: JobTable, row: int, options: Mapping[str, Sequence[OptionValue]], seen_words: str
 ) -> tuple[str, ...]:
     """One sentence for each option of the job in ``row`` whose value is not listed in
     ``options``."""

@@ -28,13 +28,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
-from itertools import repeat
 from multiprocessing import get_context
 from pathlib import Path
 from select import select
 from time import monotonic, process_time
-from types import FrameType, UnionType
-from typing import IO, Any, Final, NoReturn, get_args, get_origin, get_type_hints
+from types import FrameType
+from typing import IO, Any, Final, NoReturn
 
 import gpumemnet
 from gpumemnet.errors import (
@@ -177,23 +176,6 @@ def asking(
 
     with ExitStack() as children:
         yield asked
-
-
-def from_json(kind: Any, value: Any) -> Any:
-    """The value of a type that :func:`dataclasses.asdict` has turned into JSON; members that are no
-    fields are left out."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if hasattr(kind, "__dataclass_fields__"):
-        kinds = get_type_hints(kind)
-        return kind(
-            **{name: from_json(kinds[name], value[name]) for name in kinds if name in value}
-        )
-    if origin is tuple:
-        each = repeat(arguments[0]) if arguments[-1] is Ellipsis else arguments
-        return tuple(map(from_json, each, value))
-    if origin is UnionType and value is not None:
-        return from_json(arguments[0], value)
-    return value
 
 
 class _Child(ExitStack):

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.allocator.settings import AllocatorSettings
+from gpumemnet.atomic_files import from_json
 from gpumemnet.cudnn.session import AUTO, OFF, find_library
 from gpumemnet.errors import InvalidRequestError, MissingExtraError
 from gpumemnet.extract.extraction import DEFAULT_GPU, check_batch_size
@@ -23,7 +24,7 @@ from gpumemnet.gpu import DeviceProfile, asked_profile, find_profile
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import TrainingOptions
 from gpumemnet.physics.element_types import SCALED_PRECISIONS
-from gpumemnet.sandbox.process import Progress, ask, from_json
+from gpumemnet.sandbox.process import Progress, ask
 from gpumemnet.tracing.result import TraceAnswer, answer_from_dict, answer_to_dict
 
 if TYPE_CHECKING:

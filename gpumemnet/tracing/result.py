@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from gpumemnet.atomic_files import from_json
 from gpumemnet.gpu import NO, UNKNOWN, YES, verdict
 from gpumemnet.launchers.pipeline_stages import RankPeak
-from gpumemnet.sandbox.process import from_json
 from gpumemnet.units import GIB, MIB, ceil_mib
 
 PART_NAMES: Final[Mapping[str, tuple[str, str]]] = {

@@ -25,7 +25,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gpumemnet.job.job_table import Array, Flags, Indices
-from gpumemnet.predict.conformal import COVERAGES, FEWEST_SCORES, conformal_bounds
+from gpumemnet.predict.conformal import (
+    COVERAGES,
+    FEWEST_SCORES,
+    conformal_bounds,
+    weighted_quantile,
+)
 from gpumemnet.predict.features import FEATURE_NAMES, layer_sequence
 from gpumemnet.predict.predictor import SLACK_BYTES
 
@@ -247,10 +252,10 @@ def _set_centres(
             if rows.sum() >= min(FEWEST_SCORES, len(codes))
             and len(np.unique(families[rows])) >= fewest
         )
-        shift = _weighted_quantile(errors[rows], weights[rows], 0.5)
+        shift = weighted_quantile(errors[rows], weights[rows], 0.5)
         distances = np.abs(errors[rows] - shift)
         inputs.shifts[code] = shift
-        inputs.units[code] = max(_weighted_quantile(distances, weights[rows], 0.68), LEAST_UNIT)
+        inputs.units[code] = max(weighted_quantile(distances, weights[rows], 0.68), LEAST_UNIT)
 
 
 def _wider_and_wider(codes: Indices, code: int) -> list[Flags]:
@@ -265,12 +270,6 @@ def _wider_and_wider(codes: Indices, code: int) -> list[Flags]:
         is_mode,
         np.ones(len(codes), dtype=np.bool_),
     ]
-
-
-def _weighted_quantile(values: Array, weights: Array, share: float) -> float:
-    order = np.argsort(values, kind="stable")
-    shares = weights[order].cumsum() / weights.sum()
-    return float(values[order][min(int(np.searchsorted(shares, share)), len(values) - 1)])
 
 
 def _grouped_bounds(

@@ -16,6 +16,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.allocator.settings import AllocatorSettings
+from gpumemnet.atomic_files import from_json
 from gpumemnet.cudnn.session import OFF
 from gpumemnet.errors import ExtractError
 from gpumemnet.extract.extraction import DEFAULT_GPU
@@ -25,7 +26,7 @@ from gpumemnet.job.layers import check_count
 from gpumemnet.job.training_job import MAX_RANKS
 from gpumemnet.launchers.pipeline_stages import StageFolder, peaks_by_rank
 from gpumemnet.launchers.programs import Programs, inheriting
-from gpumemnet.sandbox.process import NO_COMPILING, Progress, asking, from_json
+from gpumemnet.sandbox.process import NO_COMPILING, Progress, asking
 from gpumemnet.tracing.api import (
     DEADLINE_SECONDS,
     PURPOSE,
