@@ -20,7 +20,6 @@ from gpumemnet.atomic_files import Document, shipped_json, stated_json
 from gpumemnet.errors import InvalidRequestError, did_you_mean
 from gpumemnet.named.operators import Config
 
-PUBLISHED: Final = "published"
 UNCHECKED: Final = "unchecked"
 _CONFIG: Final = "config.json"
 _CONNECT_SECONDS: Final = 3.0
@@ -92,7 +91,7 @@ def search_names(text: str, most: int) -> list[NamedModel]:
 
     found = [name for name in model_names() if all(word in name.casefold() for word in words)]
     found = sorted(found, key=rank) if words else found
-    return [model for name in found[:most] if (model := find_in_catalogue(name)) is not None]
+    return [*filter(None, map(find_in_catalogue, found[:most]))]
 
 
 def find_in_catalogue(name: str) -> NamedModel | None:

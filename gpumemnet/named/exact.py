@@ -7,9 +7,8 @@ Everything runs in a child process.  Weights are never loaded, code from the hub
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -33,7 +32,6 @@ from gpumemnet.tracing.api import (
 
 if TYPE_CHECKING:
     from gpumemnet.named.real_model import RealModel
-    from gpumemnet.tracing.training_loop import Recording
 
 PURPOSE: Final = "the exact depth of fit"
 _LOG: Final = logging.getLogger("gpumemnet.named.exact")
@@ -169,23 +167,21 @@ def _in_child(document: Document) -> Document:
 
     made: list[RealModel] = []
 
-    def train(loop: Callable[[RealModel, TraceOptions], Any]) -> Any:
+    def train() -> Any:
         real = built(model, method)
         made.append(real)
+        own = replace(options, own_optimizer=real.optimizer)
         _LOG.info("tracing training steps")
         with patches(real.module, method):
-            return loop(real, replace(options, own_optimizer=real.optimizer))
-
-    def on_rank(real: RealModel, own: TraceOptions) -> None:
-        factory = optimizer_factory(own, {})
-        train_on_rank(real.module, real.inputs, factory, method, own.gradient_accumulation)
-
-    def alone(real: RealModel, own: TraceOptions) -> Recording:
-        inputs = as_model_inputs(real.inputs, method.batch_size)
-        return record(real.module, inputs, own, platform)
+            if method.gpus == 1:
+                inputs = as_model_inputs(real.inputs, method.batch_size)
+                return record(real.module, inputs, own, platform)
+            factory = optimizer_factory(own, {})
+            train_on_rank(real.module, real.inputs, factory, method, own.gradient_accumulation)
+            return None
 
     if method.gpus == 1:
-        timeline = train(alone).timeline
+        timeline = train().timeline
     else:  # the first of several, as accelerate or DeepSpeed runs it
         call = ScriptCall(
             script=Path(__file__),
@@ -194,7 +190,7 @@ def _in_child(document: Document) -> Document:
             settings=request.allocator,
             ranks=method.gpus,
             more_seconds=0.0,
-            program=partial(train, on_rank),
+            program=train,
         )
         timeline = run_script(call).timeline
     [real] = made
@@ -210,21 +206,20 @@ def _in_child(document: Document) -> Document:
         notes=(),
         with_curve=False,
     )
-    parts = dict.fromkeys((*PARTS, "context_bytes"), 0)
-    for index in live_at(run.timeline, answer.peak.event):
+    peak, parts = answer.peak, dict.fromkeys((*PARTS, "context_bytes"), 0)
+    for index in live_at(run.timeline, peak.event):
         storage = run.timeline.storages[index]
         name = _PARTS.get(storage.memory_class)
         module = unwrapped(storage.module, method.gpus)
         if name == "base_weights_bytes" and "lora_" in module:
             name = "adapters_bytes"
         elif name is None:
-            is_head = module in real.heads and answer.peak.phase != "optimizer"
+            is_head = module in real.heads and peak.phase != "optimizer"
             name = "logits_bytes" if is_head else "activations_bytes"
         parts[name] += storage.size_bytes
     parts["workspace_bytes"] += answer.parts["communicator"]
     parts["fragmentation_bytes"] = answer.parts["fragmentation"]
     parts["context_bytes"] = answer.parts["context"]
-    peak = answer.peak
     module = unwrapped(peak.module, method.gpus).removeprefix("model.")
     place = f" of {module}" if module else ""
     return {

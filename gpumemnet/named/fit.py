@@ -37,6 +37,7 @@ from gpumemnet.named.methods import (
     MAX_SEQUENCE_LENGTH,
     SEQUENCE_LENGTH,
     SHARDED,
+    Fields,
     Method,
 )
 from gpumemnet.named.operators import Network
@@ -337,7 +338,7 @@ def fit(
     if isinstance(adapter, Mapping) or str(adapter).endswith(".json"):
         method |= adapter_fields(adapter)
     profile, counted, notes = _asked_gpu(gpu)
-    stated: dict[str, Any] = {"parallel": "fsdp2"} if counted else {}
+    stated: Fields = {"parallel": "fsdp2"} if counted else {}
     if not isinstance(model, NamedModel):
         file = read_trainer_file(model)
         if file is not None:
@@ -409,7 +410,7 @@ def _asked_gpu(
     return profile, counted, [note] * bool(others)
 
 
-def _with_defaults(asked: _Asked, stated: Mapping[str, Any]) -> Method:
+def _with_defaults(asked: _Asked, stated: Fields) -> Method:
     """The method with the defaults of the model; a quantised base stays quantised."""
     values, model, extracted = dict(stated), asked.model, asked.model.extracted
     if asked.reads_tokens:
@@ -629,7 +630,7 @@ def changed_methods(
         yield _words(asked, method, changed)[0], changed
 
 
-def _steps(asked: _Asked, method: Method) -> Iterator[dict[str, Any]]:
+def _steps(asked: _Asked, method: Method) -> Iterator[Fields]:
     """Single changes, in the order of their costs."""
     if method.has_adapters and method.frozen_bytes > HALF_BYTES and not method.is_quantised:
         yield {"frozen_bytes": HALF_BYTES}
@@ -640,7 +641,9 @@ def _steps(asked: _Asked, method: Method) -> Iterator[dict[str, Any]]:
     if method.optimizer in ("adam", "adamw"):
         yield {"optimizer": "paged_adamw_8bit"}
     if method.batch_size > 1:
-        batch = _smaller_batch(asked, method)
+        # The first of a half, a quarter … that is safe.
+        smaller = (method.batch_size >> power for power in range(1, method.batch_size.bit_length()))
+        batch = next((each for each in smaller if asked.is_safe(method, batch_size=each)), 1)
         passes = method.gradient_accumulation * -(-method.batch_size // batch)
         yield {"batch_size": batch, "gradient_accumulation": passes}
     if method.method == "full" and asked.has_blocks(method):
@@ -652,9 +655,3 @@ def _steps(asked: _Asked, method: Method) -> Iterator[dict[str, Any]]:
     gpus = _fewest_gpus(asked, method)
     if gpus is not None and method.gpus < gpus <= _NODE_GPUS:
         yield {"gpus": gpus, "parallel": _sharding(method)}
-
-
-def _smaller_batch(asked: _Asked, method: Method) -> int:
-    """The first of a half, a quarter … of the batch that is safe; 1 if none is."""
-    smaller = (method.batch_size >> power for power in range(1, method.batch_size.bit_length()))
-    return next((batch for batch in smaller if asked.is_safe(method, batch_size=batch)), 1)

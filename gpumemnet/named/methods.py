@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import check_count, describe
@@ -21,6 +21,8 @@ from gpumemnet.named.operators import Operator
 from gpumemnet.physics.element_types import FULL_BYTES, HALF_BYTES
 from gpumemnet.physics.optimizers import optimizer_copies
 
+Fields = dict[str, Any]
+"""Fields of a :class:`Method` → their values."""
 METHODS: Final = ("full", "lora", "dora", "qlora")
 PRECISIONS: Final = ("bf16", "amp_bf16", "amp_fp16", "fp32")
 EIGHT_BIT: Final = ("adamw_8bit", "paged_adamw_8bit")

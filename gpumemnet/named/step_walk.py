@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from gpumemnet.named.block_walk import Amounts, BlockMemory, block_memory, tensors
 from gpumemnet.named.methods import Method
@@ -31,8 +31,7 @@ with their loss and the gradients of both; the workspace is that of cuBLAS, and 
 fragmentation is what the allocator reserves beyond what is in use."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepPeak:
+class StepPeak(NamedTuple):
     """The peak of a training step on one GPU, without the CUDA context.
 
     Attributes:
@@ -70,8 +69,7 @@ class ProcessPeak:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Moment:
+class _Moment(NamedTuple):
     """What is held at one moment beyond what stays, and the gradients and logits in it."""
 
     name: str

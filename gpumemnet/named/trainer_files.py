@@ -20,7 +20,7 @@ from gpumemnet.atomic_files import MAX_STATED_BYTES, Document, read_file, shippe
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
 from gpumemnet.named.blocks import effects
-from gpumemnet.named.methods import ALL_LINEAR, COUNTS
+from gpumemnet.named.methods import ALL_LINEAR, COUNTS, Fields
 
 _YAML: Final = (".yaml", ".yml")
 _JSON: Final = ".json"
@@ -43,7 +43,7 @@ class TrainerFile:
 
     trainer: str
     model: str | None
-    method: Mapping[str, Any]
+    method: Fields
     defaults: Mapping[str, Any]
     saving: tuple[str, ...]
     costing: tuple[str, ...]
@@ -139,7 +139,7 @@ def read_trainer_file(source: str | Mapping[str, Any]) -> TrainerFile | None:
     return None if is_model else _read(keys, kind)
 
 
-def adapter_fields(source: str | Mapping[str, Any]) -> dict[str, Any]:
+def adapter_fields(source: str | Mapping[str, Any]) -> Fields:
     """Fields of the method for a configuration of ``peft``: its keys, or its ``adapter_config.json``.
 
     Raises:
@@ -198,7 +198,7 @@ def _read(keys: _Keys, kind: str) -> TrainerFile:
     if name == "TRL" and keys.has("num_generations", "max_completion_length"):
         changes |= _grpo(keys)
     is_full, is_pairs = changes["method"] == "full", changes.pop("is_pairs", False)
-    fields: dict[str, Any] = {}
+    fields: Fields = {}
     for each, key in table["fields"].items():
         if each.startswith("lora_") and (each in changes or is_full):
             keys.read.update(key[0].split())
@@ -226,7 +226,7 @@ def _read(keys: _Keys, kind: str) -> TrainerFile:
     )
 
 
-def _changes(keys: _Keys, table: Document) -> dict[str, Any]:
+def _changes(keys: _Keys, table: Document) -> Fields:
     """Fields of the method by the rules of a trainer."""
     for names, default in table.get("noted", {}).items():
         keys.get(names, default)
@@ -235,7 +235,7 @@ def _changes(keys: _Keys, table: Document) -> dict[str, Any]:
         _read_deepspeed(keys)
         rules = [*_tables()["common"]["rules"], *rules]
     keys.read.update(each.partition("=")[0] for stated, _ in rules for each in stated.split())
-    found: dict[str, Any] = {"method": "full", **table["defaults"], **effects(rules, keys.values)}
+    found: Fields = {"method": "full", **table["defaults"], **effects(rules, keys.values)}
     refused = found.pop("refused", None)
     if refused:
         raise keys.wrong(*refused)
@@ -246,7 +246,7 @@ def _changes(keys: _Keys, table: Document) -> dict[str, Any]:
     return {**_tables()["precisions"][types.strip()], **found}
 
 
-def _grpo(keys: _Keys) -> dict[str, Any]:
+def _grpo(keys: _Keys) -> Fields:
     """Its batch counts completions, each behind its prompt."""
     keys.costing.append("the generation of completions")
     prompt = keys.count("max_prompt_length", 512) or 0
@@ -254,7 +254,7 @@ def _grpo(keys: _Keys) -> dict[str, Any]:
     return {"batch_size": keys.count("per_device_train_batch_size", 8)}
 
 
-def _litgpt(keys: _Keys) -> dict[str, Any]:
+def _litgpt(keys: _Keys) -> Fields:
     """Its batches are stated of all GPUs together."""
     is_pretraining = keys.has("model_name")
     devices = keys.get("devices", 1)
@@ -269,7 +269,7 @@ def _litgpt(keys: _Keys) -> dict[str, Any]:
     }
 
 
-def _value(keys: _Keys, each: str, names: str, default: Any = None) -> dict[str, Any]:
+def _value(keys: _Keys, each: str, names: str, default: Any = None) -> Fields:
     """A field of the method."""
     if each in COUNTS:
         return {each: keys.count(names, default)}
