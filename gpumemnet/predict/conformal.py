@@ -132,5 +132,7 @@ def weighted_centre(values: Array, weights: Array) -> Centre:
     """
     half = 0.5 * _NORMAL_95 * math.sqrt(float((weights**2).sum())) / float(weights.sum())
     confidence = min(CONFIDENCE, 1.0 - 2.0 ** (1 - len(values)))
-    found = (weighted_quantile(values, weights, 0.5 + part) for part in (0.0, -half, half))
-    return Centre(*found, confidence, len(values))
+    value, low, high = (
+        weighted_quantile(values, weights, 0.5 + part) for part in (0.0, -half, half)
+    )
+    return Centre(value, low, high, confidence, len(values))
