@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from itertools import accumulate
 from operator import or_
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from gpumemnet.atomic_files import Document, shipped_json
 from gpumemnet.errors import ExtractError, FieldError, InvalidRequestError
@@ -53,9 +53,8 @@ from gpumemnet.physics.attention_kernels import (
 from gpumemnet.physics.element_types import AUTOCAST_TYPES, HALF_BYTES, MODEL_TYPES
 from gpumemnet.units import GIB, MIB, ceil_mib
 
-if TYPE_CHECKING:
-    from gpumemnet.sandbox.process import Progress
-
+Progress = Callable[[str], None]
+"""Called with a few words at each stage of a trace."""
 COVERAGE: Final = 0.98
 """Share of the published readings that lie below the safe bytes."""
 TABLE_METHODS: Final = ("full", "lora", "qlora")
