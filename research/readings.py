@@ -24,11 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import gpumemnet
-from gpumemnet.atomic_files import replace_file
+from gpumemnet.atomic_files import replace_file, shipped_json
 from gpumemnet.errors import GpumemnetError
 from gpumemnet.named.catalogue import find_model
 from gpumemnet.named.fit import COVERAGE, fit
-from gpumemnet.named.fit import safety as shipped_factors
 from gpumemnet.named.methods import METHODS
 from gpumemnet.named.trainer_files import adapter_fields
 from gpumemnet.physics.replicas import communicator_bytes
@@ -364,7 +363,7 @@ def safety_factors(found: list[Reading]) -> dict[str, float]:
 def factors_without(found: Sequence[Reading], family: str) -> dict[str, float]:
     """The factors from the readings of all other model families; the shipped ones if there are none."""
     others = [each for each in found if each.family != family]
-    return safety_factors(others) if others else shipped_factors()
+    return safety_factors(others) if others else dict(shipped_json("named/safety.json"))
 
 
 def by_other_sources(found: list[Reading]) -> Iterator[tuple[Reading, dict[str, float]]]:

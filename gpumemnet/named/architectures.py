@@ -124,9 +124,9 @@ class _Assembly:
     def _stack(self, part: str) -> Stack:
         """The blocks of the ``text``, the ``vision`` or ``sound`` encoder, or of a ``decoder`` that
         reads an encoder."""
-        config = {**(self.config.get("vision_config") or self.config)}
-        if part != "vision":
-            config = {**language_config(self.config)}
+        config = {**language_config(self.config)}
+        if part == "vision":
+            config = {**(self.config.get("vision_config") or self.config)}
         if part == _DECODER:
             for name, keys in tables()["decoder_part"].items():
                 config[name] = next(filter(None, map(config.get, keys.split())), config.get(name))

@@ -12,7 +12,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import partial
 from itertools import accumulate
 from operator import or_
 from typing import Any, Final
@@ -151,11 +150,6 @@ class FitAnswer:
         return asdict(self) | {"fits": self.fits}
 
 
-safety: Final = partial(shipped_json, "named/safety.json")
-"""How far published readings lie above the expectation: ``python -m research readings --write`` makes
-it."""
-
-
 @dataclass
 class _Asked:
     """The question, and the memory of jobs like it.
@@ -234,8 +228,11 @@ class _Asked:
 
     def _factor(self, method: Method) -> float:
         """How far above the expectation readings of such jobs lie: the readings are of language
-        models on one GPU; other jobs get the widest factor."""
-        factors: dict[str, float] = safety()
+        models on one GPU; other jobs get the widest factor.
+
+        ``python -m research readings --write`` makes the factors.
+        """
+        factors: dict[str, float] = shipped_json("named/safety.json")
         if self.traced is not None and self.traced[0] == method:
             return self.traced[1]
         if self.reads_tokens and method.gpus == 1 and method.quantisation != "gptq":
@@ -533,16 +530,13 @@ def _notes(asked: _Asked, built: Network, method: Method) -> Iterator[str]:
 def _table(asked: _Asked, method: Method) -> Iterator[Document]:
     """Safe bytes of other methods and lengths; of other batch sizes where there are no tokens."""
     field, values, _ = _axis(asked)
-    methods = tuple(dict.fromkeys((*TABLE_METHODS, method.method)))
-    if field == "batch_size":
-        methods = (method.method,)
-    own = getattr(method, field)
-    for name in methods:
+    own = method.method
+    for name in (own,) if field == "batch_size" else dict.fromkeys((*TABLE_METHODS, own)):
         for checkpointing in (True, False) if asked.recomputes(method) else (False,):
             row = replace(method, method=name, checkpointing=checkpointing)
             sizes = {
                 str(value): asked.safe(replace(row, **{field: value}))
-                for value in sorted({own, *values})
+                for value in sorted({getattr(method, field), *values})
             }
             yield {"method": name, "checkpointing": checkpointing, "safe_bytes": sizes}
 

@@ -38,7 +38,7 @@ def own_loss(model: Any, **inputs: Any) -> Tensor:
 
 def class_loss(model: Any, labels: Tensor, **inputs: Any) -> Tensor:
     """Cross entropy of logits in their own type."""
-    output = model(*inputs.values()) if "images" in inputs else model(**inputs)
+    output = model(**inputs)
     logits = output if isinstance(output, Tensor) else output.logits
     return F.cross_entropy(logits.flatten(0, -2), labels.flatten())
 

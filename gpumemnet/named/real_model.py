@@ -46,7 +46,6 @@ _TYPES: Final = dict.fromkeys(("input_ids", "labels"), torch.long) | dict.fromke
     ("img_ids", "txt_ids"), torch.float32
 )
 """Inputs that have a type of their own."""
-_USUAL_RESOLUTION: Final = 1024
 _FAULTS: Final = (ImportError, AttributeError, KeyError, TypeError, ValueError, RuntimeError)
 
 
@@ -96,7 +95,7 @@ def built(model: NamedModel, method: Method) -> RealModel:
         declare_torchvision_operators()
     _LOG.info("building the model")
     try:
-        real = _BUILDERS[library](model, method)
+        real = _BUILDERS.get(library, _of_images)(model, method)
     except _FAULTS as error:
         raise ExtractError(f"its library cannot build it: {first_line(error)}") from error
     parameters = model.config.get("built_by_transformers_5.23", model.parameters)
@@ -177,7 +176,7 @@ def _of_diffusers(named: NamedModel, method: Method) -> RealModel:
     names = tables()["class_keys"]["diffusers"]
     stated = {names.get(key, key): value for key, value in named.config.items()}
     kind: Any = getattr(diffusers, stated["architectures"][0])
-    dtype, side = _dtype(method), method.resolution or _USUAL_RESOLUTION
+    dtype, side = _dtype(method), method.resolution or 0
     with torch.device("meta"):
         model = kind.from_config(stated).to(dtype)
     inputs = model_inputs(kind.__name__, stated, method.batch_size, side, dtype)
@@ -210,7 +209,7 @@ def _of_litgpt(named: NamedModel, method: Method) -> RealModel:
         mark_only_lora_as_trainable(model)
     model.to(dtype)
     if method.is_quantised:
-        quantise(model, method, dtype, None)
+        quantise(model, method, None)
     if method.casts_frozen:
         from bitsandbytes.nn import StableEmbedding
 
@@ -252,8 +251,6 @@ def _of_transformers(named: NamedModel, method: Method) -> RealModel:
 
 
 _BUILDERS: Final = {
-    "timm": _of_images,
-    "torchvision": _of_images,
     "diffusers": _of_diffusers,
     "litgpt": _of_litgpt,
     "transformers": _of_transformers,
@@ -340,7 +337,7 @@ def _quantised(model: Any, head: Any, method: Method) -> Any:
     """Give the base 4 bits, if the method does."""
     if not method.is_quantised:
         return model
-    quantise(model, method, _dtype(method), head)
+    quantise(model, method, head)
     model.is_loaded_in_4bit = True
     if method.casts_frozen:
         from peft import prepare_model_for_kbit_training

@@ -15,13 +15,12 @@ from torch import Tensor, nn
 from gpumemnet.named.methods import EIGHT_BIT, Method
 
 
-def quantise(model: nn.Module, method: Method, dtype: torch.dtype, head: nn.Module | None) -> None:
+def quantise(model: nn.Module, method: Method, head: nn.Module | None) -> None:
     """Replace the linear layers of a model by those of 4 bits.
 
     Args:
         model: the model, on meta.
         method: says how the scales are kept.
-        dtype: in which the layers compute.
         head: a layer that stays as it is, as Llama 4's routers do, which give a pair.
     """
     import bitsandbytes
@@ -32,7 +31,7 @@ def quantise(model: nn.Module, method: Method, dtype: torch.dtype, head: nn.Modu
             is_linear = is_transposed or isinstance(child, nn.Linear)
             if not is_linear or child is head or name == "router":
                 continue
-            shape: Any = child.weight.shape
+            shape, dtype = child.weight.shape, child.weight.dtype
             outputs, inputs = shape[::-1] if is_transposed else shape
             layer = bitsandbytes.nn.Linear4bit(
                 inputs,

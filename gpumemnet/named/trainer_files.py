@@ -24,7 +24,7 @@ from gpumemnet.named.methods import ALL_LINEAR, COUNTS, Fields
 
 _YAML: Final = (".yaml", ".yml")
 _JSON: Final = ".json"
-_OFF: Final[tuple[Any, ...]] = (None, False, 0, "", "none", "no", "off", "false", [], {})
+_OFF: Final = (None, False, 0, "", "none", "no", "off", "false", [], {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,7 @@ def _read(keys: _Keys, kind: str) -> TrainerFile:
     model = keys.get(table["model"])
     return TrainerFile(
         name,
-        None if model is None else _without_folders(str(model)),
+        model and _without_folders(str(model)),
         {each: value for each, value in fields.items() if value is not None},
         keys.defaults,
         **_named(keys, table),
@@ -313,8 +313,7 @@ def _named(keys: _Keys, table: Document) -> dict[str, tuple[str, ...]]:
         for kind in ("saving", "costing", "harmless")
         for pattern in (*table[kind], *(common[kind] if "common" in table[kind] else ()))
     }
-    named: dict[str, list[str]] = {kind: [] for kind in ("harmless", "unknown")}
-    named |= {"saving": keys.saving, "costing": keys.costing}
+    named = {"harmless": [], "unknown": [], "saving": keys.saving, "costing": keys.costing}
     for name, value in keys.values.items():
         stated = f"{name}={value}".lower()
         pattern = next((each for each in kinds if "=" in each and fnmatchcase(stated, each)), "")
