@@ -31,20 +31,21 @@ def quantise(model: nn.Module, method: Method, head: nn.Module | None) -> None:
             is_linear = is_transposed or isinstance(child, nn.Linear)
             if not is_linear or child is head or name == "router":
                 continue
-            shape, dtype = child.weight.shape, child.weight.dtype
-            outputs, inputs = shape[::-1] if is_transposed else shape
+            weight: Any = child.weight
+            outputs, inputs = weight.shape[::-1] if is_transposed else weight.shape
             layer = bitsandbytes.nn.Linear4bit(
                 inputs,
                 outputs,
                 bias=False,
-                compute_dtype=dtype,
+                compute_dtype=weight.dtype,
                 compress_statistics=method.quantisation != "nf4",
                 quant_type="nf4",
-                quant_storage=dtype if method.is_sharded else torch.uint8,  # of one type with norms
+                # of one type with norms
+                quant_storage=weight.dtype if method.is_sharded else torch.uint8,
                 device="meta",
             )
             layer.bias = child.bias
-            _pack(layer.to(dtype))
+            _pack(layer.to(weight.dtype))
             setattr(parent, name, layer.requires_grad_(requires_grad=False))
 
 

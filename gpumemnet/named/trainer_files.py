@@ -24,7 +24,7 @@ from gpumemnet.named.methods import ALL_LINEAR, COUNTS, Fields
 
 _YAML: Final = (".yaml", ".yml")
 _JSON: Final = ".json"
-_OFF: Final = (None, False, 0, "", "none", "no", "off", "false", [], {})
+_OFF: Final[tuple[Any, ...]] = (None, False, 0, "", "none", "no", "off", "false", [], {})
 
 
 @dataclass(frozen=True, slots=True)
