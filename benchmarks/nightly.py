@@ -75,7 +75,7 @@ STEPS = (
     Step(
         "evaluate",
         ("-m", "gpumemnet", "evaluate"),
-        "both encoders and the line on held-out families",
+        "both encoders, the line and boosted trees on held-out families",
     ),
     Step(
         "learning_loop",

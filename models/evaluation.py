@@ -1,4 +1,5 @@
-"""Evaluates both encoders beside the line alone, on jobs that none of them was trained on.
+"""Evaluates both encoders beside the line alone and boosted trees, on jobs that none of them was
+trained on.
 
 The table has two parts.  In the first, folds hold out architecture families: all ResNets together,
 all plain vision transformers together.  In the second, every source is held out in turn: what is
@@ -16,6 +17,8 @@ from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from sklearn.ensemble import HistGradientBoostingRegressor
 
 from gpumemnet.job.job_table import Array
 from gpumemnet.job.training_job import FAMILIES
@@ -33,7 +36,7 @@ from .training.classifier import (
     sequences_of,
     train,
 )
-from .training.data import LabelledJobs, folds
+from .training.data import LabelledJobs, fold_numbers, folds
 
 COVERAGE: Final = 0.99
 FOLDS: Final = 5
@@ -41,6 +44,8 @@ LINE: Final = "line"
 MLP: Final = "MLP-based"
 TOTALS: Final = "MLP-based, totals only"
 TRANSFORMER: Final = "transformer-based"
+TREES: Final = "boosted trees"
+TREES_GROWN: Final = 150
 FEWEST_ROWS: Final = 20
 """Sources with fewer rows of a family have no row in the table."""
 
@@ -130,7 +135,7 @@ def _answers(
     training: LabelledJobs, test: LabelledJobs, plans: Sequence[TrainingPlan]
 ) -> Iterator[tuple[str, Answers]]:
     inputs = fitted_inputs(training, training.without_layers())
-    yield LINE, _line_answers(inputs, training, test)
+    yield from _line_and_trees(inputs, training, test)
     for plan in plans:
         trained = train(training, plan)
         if plan.encoder == "mlp":
@@ -155,17 +160,40 @@ def network_answers(network: torch.nn.Module, jobs: LabelledJobs, has_sequences:
     return Answers(expected, np.maximum(limit, expected))
 
 
-def _line_answers(inputs: Inputs, training: LabelledJobs, test: LabelledJobs) -> Answers:
-    """The line with its groups' shifts, and one relative bound over all rows, from the training
-    rows' errors."""
-    known, asked = (
-        inputs(float_tensor(jobs.features))[1][:, 0].double().numpy() for jobs in (training, test)
-    )
-    errors = np.log(training.label_bytes + SLACK_BYTES) - known
-    is_scored = training.is_measured & training.calibrates
-    [bound] = conformal_quantiles(errors[is_scored], (COVERAGE,))
-    highest = asked + (np.nanmax(errors) if bound is None else bound)
-    return Answers(np.maximum(np.exp(asked) - SLACK_BYTES, 1.0), np.exp(highest) - SLACK_BYTES)
+def _line_and_trees(
+    inputs: Inputs, training: LabelledJobs, test: LabelledJobs
+) -> Iterator[tuple[str, Answers]]:
+    """The line with its groups' shifts, and gradient-boosted trees on what it leaves; both with
+    one relative bound over all rows, from the training rows' errors."""
+    sides = []
+    for jobs in (training, test):
+        with torch.no_grad():
+            own, centre, _, _ = inputs(float_tensor(jobs.features))
+        sides.append((own.numpy(), centre[:, 0].double().numpy()))
+    (known, centre), (asked, asked_centre) = sides
+    errors = np.log(training.label_bytes + SLACK_BYTES) - centre
+    rows = np.flatnonzero(training.is_measured)
+
+    def answers(correction: Array, left: Array) -> Answers:
+        [bound] = conformal_quantiles(left[training.calibrates[rows]], (COVERAGE,))
+        moved = asked_centre + correction
+        highest = moved + (float(left.max()) if bound is None else bound)
+        return Answers(np.maximum(np.exp(moved) - SLACK_BYTES, 1.0), np.exp(highest) - SLACK_BYTES)
+
+    yield LINE, answers(np.zeros(len(test)), errors[rows])
+
+    def trees(own: NDArray[np.int64]) -> HistGradientBoostingRegressor:
+        model = HistGradientBoostingRegressor(
+            loss="absolute_error", max_iter=TREES_GROWN, max_leaf_nodes=8, random_state=0
+        )
+        return model.fit(known[own], errors[own], sample_weight=training.weights[own])
+
+    left = np.empty(len(rows))
+    halves = fold_numbers(training.groups[rows], 2, 0)
+    for half in (0, 1):
+        own = halves == half
+        left[own] = errors[rows[own]] - trees(rows[~own]).predict(known[rows[own]])
+    yield TREES, answers(trees(rows).predict(asked), left)
 
 
 def _figures(

@@ -113,7 +113,10 @@ def _transposed(tensor: Tensor) -> Tensor:
 
 
 def _coalesced(tensor: Tensor) -> Tensor:
-    return _made([_empty_like(part) for part in dense_parts(tensor)], tensor.size(), _COO, True)
+    indices, values = dense_parts(tensor)
+    places = tensor.size()[: len(indices)].numel()  # none is there twice
+    parts = [_empty_like(indices[:, :places]), _empty_like(values[:places])]
+    return _made(parts, tensor.size(), _COO, True)
 
 
 def _scaled(tensor: Any, other: Any = None) -> Any:

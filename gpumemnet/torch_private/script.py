@@ -33,6 +33,11 @@ DEVICE_READERS: Final = (
 )
 """PyTorch's own code that sees the device of a tensor as the script does."""
 SHARDING_FOLDER: Final = f"{TORCH_FOLDER}distributed/fsdp"
+TRAINING_FILES: Final = frozenset(
+    f"{TORCH_FOLDER}{name}.py"
+    for name in ("nn/modules/module", "optim/optimizer", "autograd/__init__")
+)
+"""PyTorch's own code that runs modules, backward passes and optimizers."""
 LAYERS_FOLDER: Final = str(Path(torch.nn.modules.__file__).parent)
 WRAPPER_FILES: Final = frozenset({f"{TORCH_FOLDER}overrides.py", f"{TORCH_FOLDER}utils/_device.py"})
 """Files of PyTorch that stand between a caller and a function mode; the last is ``with
@@ -73,6 +78,8 @@ LOAD: Final = TorchName("torch:load")
 """To load tensors to the simulated GPU, or without reading their values."""
 DATA_PARALLEL: Final = TorchName("torch.nn:DataParallel.forward")
 """To run the first GPU's share of a batch."""
+NAMED_GPUS: Final = TorchName("torch.nn.parallel.data_parallel:_check_balance")
+"""To know how many GPUs it is made for."""
 _CONSTRUCTORS: Final = TorchName("torch.utils._device:_device_constructors")
 """To know which functions use the default device."""
 PIN_MEMORY: Final = TorchName("torch:Tensor.pin_memory")
@@ -201,6 +208,8 @@ DATA_PTR: Final = TorchName("torch:UntypedStorage.data_ptr")
 
 OPEN_FILE: Final = tuple(TorchName(f"{module}:open") for module in ("builtins", "io"))
 """To know which files a script writes."""
+OPEN_NUMBER: Final = TorchName("os:open")
+"""As ``Path.touch`` and tempfile do."""
 PRINT: Final = TorchName("builtins:print")
 """To be of the same type as ``open``: some scripts replace it only if it is."""
 MOVE_FILE: Final = tuple(TorchName(f"os:{name}") for name in ("rename", "replace"))

@@ -214,9 +214,9 @@ class TraceAnswer:
         phases: the most that tensors take in each kind of phase of the run.
         is_lower_bound: whether the deadline was reached before the script had trained for enough
             steps: the amounts are then what it had taken until there, and training takes more.
-        error: what ended a script after its first steps, and perhaps only in the trace; what
-            follows is not in the answer. Empty if nothing did, and where the script had trained for
-            as long as is wanted: its loops and loaders end early then.
+        error: what ended a script after its first steps, or a statement of it, and perhaps only in
+            the trace; what follows in it is not in the answer. Empty if nothing did, and where the
+            script had trained for as long as is wanted: its loops and loaders end early then.
         host: host memory of a script; ``None`` for a model.
     """
 

@@ -315,7 +315,7 @@ def _locked_work_folder(work: Path) -> Iterator[None]:
 
 ROOT: Final = Path(__file__).resolve().parents[__name__.count(".")]
 """The folder that holds our packages."""
-_PACKAGES: Final = ("torch", "numpy", "onnx", "onnxscript", "onnxruntime", "scipy")
+_PACKAGES: Final = ("torch", "numpy", "scikit-learn", "onnx", "onnxscript", "onnxruntime", "scipy")
 
 
 def content_hash(*parts: Any) -> str:

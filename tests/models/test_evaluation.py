@@ -15,9 +15,10 @@ def test_estimators_stand_beside_each_other(
 ) -> None:
     plan = replace(plan_of("mlp"), epochs=1, folds=2, hidden=8)
     monkeypatch.setattr(evaluation, "plan_of", lambda *_: plan)
+    monkeypatch.setattr(evaluation, "TREES_GROWN", 5)
     figures = evaluate(few, ["mlp"])
     assert {one.estimator for one in figures} == {
-        *("line", "MLP-based", "MLP-based, totals only"),
+        *("line", "boosted trees", "MLP-based", "MLP-based, totals only"),
     }
     assert {one.split for one in figures} == {"family", "source"}
     own = [one for one in figures if (one.split, one.estimator) == ("family", "MLP-based")]

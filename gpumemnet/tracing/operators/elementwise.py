@@ -61,7 +61,13 @@ from torch import Tensor
 
 from gpumemnet import torch_private
 from gpumemnet.physics.element_types import CHANNELS_LAST_FORMATS
-from gpumemnet.torch_private.names import aten, called_by_engine, operator_name, reference_counts
+from gpumemnet.torch_private.names import (
+    aten,
+    called_by_engine,
+    is_sparse,
+    operator_name,
+    reference_counts,
+)
 from gpumemnet.tracing.operators.rules import (
     OVERRIDES,
     SCRATCH_RULES,
@@ -438,8 +444,9 @@ def _called_by_engine() -> bool:
 
 def _is_held_once(tensor: Tensor) -> bool:
     """``can_accumulate_inplace`` of ``input_buffer.cpp``."""
-    return reference_counts(tensor) == _HELD_ONCE and bool(
-        aten.is_non_overlapping_and_dense.default(tensor)
+    return not is_sparse(tensor) and (
+        reference_counts(tensor) == _HELD_ONCE
+        and bool(aten.is_non_overlapping_and_dense.default(tensor))
     )
 
 

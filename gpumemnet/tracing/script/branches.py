@@ -285,10 +285,10 @@ def _label(node: ast.AST) -> str:
 
 
 def _is_no_choice(node: ast.AST | None) -> bool:
-    """Whether a call asks for finite numbers, as all are, or a slice is taken."""
+    """Whether a call asks for finite numbers, as all are, or for a type, or a slice is taken."""
     if isinstance(node, ast.Subscript):
         return any(isinstance(each, ast.Slice) for each in ast.walk(node.slice))
-    return isinstance(node, ast.Call) and ast.unparse(node.func).endswith(_FINITE)
+    return isinstance(node, ast.Call) and ast.unparse(node.func).endswith((*_FINITE, "isinstance"))
 
 
 def _deciding(test: ast.AST, other: ast.AST) -> ast.AST:
@@ -366,7 +366,7 @@ def largest_answer(trace: TraceScript, end: float = inf) -> TraceAnswer:
         max_batch_size=answer.max_batch_size,
         notes=(
             *answer.notes,
-            *(each for each in half.notes if each.startswith("time was up")),
+            *(each for each in half.notes if each.startswith("time was up") and not unmet),
             note,
         ),
         branches=answer.branches,
@@ -389,7 +389,7 @@ def _over_branches(trace: TraceScript, end: float) -> tuple[TraceAnswer, Assumpt
     if first.error:  # perhaps of a number that cannot be
         with suppress(ExtractError):
             further = trace(MADE_UP)
-            if not further.error and further.safe_bytes > first.safe_bytes:
+            if not further.error and further.safe_bytes >= first.safe_bytes:
                 first = replace(further, notes=(*further.notes, _MADE_UP_NOTE))
                 usual, opposite = MADE_UP, replace(MADE_UP, opposite=True)
     if not first.branches or first.is_lower_bound:  # time is up

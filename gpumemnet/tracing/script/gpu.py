@@ -260,7 +260,7 @@ class GpuRequests(TorchFunctionMode):
         try:
             result = func(*args, **named)
         except RuntimeError as error:
-            if not any(each in str(error) for each in _COMPARES):
+            if "returned an" in str(error) or not any(each in str(error) for each in _COMPARES):
                 raise
             # it compares devices before any operator runs: its known numbers become meta, too
             args, named = map_tensors((args, named), self._meta_on_gpu)
@@ -382,7 +382,9 @@ class GpuRequests(TorchFunctionMode):
                 )
             return converted
         if stands_for_gpu(device):
-            return self._with_graph(converted, self._to_gpu, self._back_to_host)
+            stands_for_host = converted.is_meta and not is_on_gpu
+            back = self._stand_in_on_host if stands_for_host else self._back_to_host
+            return self._with_graph(converted, self._to_gpu, back)
         return self._back_to_host(converted) if is_on_gpu else converted
 
     def _back_to_host(self, tensor: Tensor, function: str = "Tensor.to") -> Tensor:
@@ -412,6 +414,9 @@ class GpuRequests(TorchFunctionMode):
         has_numbers = is_buffer and self.numbers.of(tensor) is not None
         if has_numbers or is_sparse(tensor) or not tensor.is_meta:
             return self._to_host("Module.to", tensor)
+        return self._stand_in_on_host(tensor)
+
+    def _stand_in_on_host(self, tensor: Tensor) -> Tensor:
         return self._on_host(partial(torch.empty_like, tensor, device="meta"))
 
     def _to_host(self, function: str, tensor: Tensor) -> Tensor:
@@ -425,7 +430,7 @@ class GpuRequests(TorchFunctionMode):
             return copy if known is tensor else self._values.assumed(copy)
         most = 0 if tensor.is_floating_point() and self._needs_no_values() else MAX_VALUES
         if tensor.numel() > most:
-            return self._on_host(partial(torch.empty_like, tensor, device="meta"))
+            return self._stand_in_on_host(tensor)
         return self._values.on_host(function, tensor, is_lost=False)
 
     def _on_host(self, make: Callable[[], Tensor]) -> Tensor:

@@ -14,6 +14,9 @@ that was never so in the steps that were traced is taken the other way then, bec
 if a later number makes it so.  A position in data, such as ``start`` in ``data[start:end]``, is no such
 counter: the rest of the data would be one batch.
 
+A statement of an evaluation, say, may end with an error, because a value that was read cannot be. Once
+the script has trained, the run then goes on with the next one.
+
 Before the first steps, a loop may wait for so many rounds, as one does that fills a buffer of what an
 agent has met.  After some seconds its conditions on numbers hold whose code leads to ``backward``,
 and those do not that leave code which does.
@@ -29,22 +32,23 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
+from itertools import count, islice
 from pathlib import Path
 from time import process_time
+from traceback import walk_tb
 from types import CodeType
 from typing import Any, Final
 from unittest.mock import patch
 
-from gpumemnet.sandbox.user_code import is_user_code
-from gpumemnet.tracing.recorder import Recorder
-from gpumemnet.tracing.script.read_values import type_of
-from gpumemnet.tracing.script.whole_run import called_name
+import torch
 
-_NAME: Final = "_gpumemnet_rounds"
-_CONDITION: Final = "_gpumemnet_condition"
-_COUNTS: Final = "_gpumemnet_counts"
-_DUE: Final = "_gpumemnet_due"
-_TYPE: Final = "_gpumemnet_type"
+from gpumemnet.sandbox.user_code import fault_sentence, is_user_code
+from gpumemnet.torch_private.script import TRAINING_FILES
+from gpumemnet.tracing.recorder import Recorder
+from gpumemnet.tracing.script import changed_code as code
+from gpumemnet.tracing.script.branches import is_guarded
+from gpumemnet.tracing.script.read_values import type_of
+
 _RISES: Final = 2
 """How often a number has risen from one step to the next that is taken for a counter."""
 _TRAINERS: Final = (
@@ -62,7 +66,9 @@ _AHEAD: Final = 100_000
 """How many later numbers of a counter are tried."""
 _LARGEST: Final = 64
 """Numbers in a collection that a counter is looked for in."""
-_CLOCKS: Final = ("time", "perf_counter", "monotonic")
+_WITH_ERRORS: Final = ("builtins", "gpumemnet", "numpy", "scipy", "torch", "PIL")
+"""Packages with errors of what is computed; others steer a run with errors of their own."""
+_MOST_ERRORS: Final = 20
 _SECONDS: Final = 5.0
 """CPU time in such a loop before it is left: a loop that fills a buffer should come to its end."""
 _MORE_SECONDS: Final = 20.0
@@ -153,7 +159,7 @@ class _Running:
 class _Nowhere:
     """Stands for the loops in what a script pickles."""
 
-    condition = due = rounds = None
+    condition = due = gets_over = numbered = rounds = None
 
 
 class Loops:
@@ -164,6 +170,8 @@ class Loops:
         is_inside: whether a module, a backward pass or an optimizer runs: their loops stay.
         trained: returns optimizer steps, and optimizers made.
         is_cut: whether data loaders have ended early.
+        generates: whether the script generates token by token.
+        number_of: returns the number of the batch that a data loader gave last; ``None`` for others.
     """
 
     def __init__(
@@ -172,9 +180,11 @@ class Loops:
         is_inside: Callable[[], bool],
         trained: Callable[[], tuple[int, int]],
         is_cut: Callable[[], bool] = lambda: False,
+        generates: Callable[[], bool] = lambda: False,
+        number_of: Callable[[Any], int | None] = lambda items: None,
     ) -> None:
         self._recorder, self._is_inside, self.trained = recorder, is_inside, trained
-        self._is_cut = is_cut
+        self._is_cut, self._generates, self._number_of = is_cut, generates, number_of
         self._conditions: dict[tuple[Any, ...], _Condition] = {}
         self.waiting: dict[str, None] = {}
         """Places of conditions on counters that were never so, or always."""
@@ -197,14 +207,16 @@ class Loops:
         """Whether a loop runs for long that may train later."""
         self.hurried: dict[str, None] = {}
         """Conditions that were decided as they are later, so that such a loop trains."""
+        self.errors: dict[str, bool] = {}
+        """Errors that the run has got over → whether it had trained for long enough."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Nowhere, ()  # datasets hashes functions with what they name
 
     def rounds(self, place: str, items: Iterable[Any] = iter(int, 1)) -> Iterator[Any]:
         """Yield the items of a loop, keeping none of them; 0 for a ``while`` loop."""
-        iterator, calm, most_bytes = iter(items), 0, 0
-        numbers = getattr(items, "__dict__", {}).get("iterable", items)
+        iterator, calm, most_bytes, rise = iter(items), 0, 0, 0
+        numbers = _shown(items)
         loop = _Running(numbers if isinstance(numbers, range) else ())
         self._running.append(loop)
         second, event, (steps, made) = process_time(), self._recorder.now(), self.trained()
@@ -222,7 +234,11 @@ class Loops:
                 second, event, (steps, made) = process_time(), self._recorder.now(), self.trained()
                 small = _SMALL_BYTES if place in self.training else 0
                 is_new = top > self._tops[place] + small or end > most_bytes + small
-                is_new = is_new or made > before[2]
+                # Before the first steps, one that keeps as much of each round does nothing else.
+                before_rise, rise = rise, end - most_bytes
+                keeps = rise == before_rise > 0 and top - self._tops[place] <= rise
+                keeps = keeps and not self.has_stepped
+                is_new = (is_new and not keeps) or made > before[2]
                 calm = 0 if is_new else calm + 1
                 self._tops[place], most_bytes = max(top, self._tops[place]), max(end, most_bytes)
                 self._seconds[place] += max(second - before[0], 0)  # a fork begins at 0
@@ -244,7 +260,10 @@ class Loops:
                         self._waits |= calm >= _CALM_ROUNDS
                         is_inner = loop is not self._running[0]
                         seconds = _MORE_SECONDS if is_inner else _MOST_SECONDS
-                    is_over = calm >= _CALM_ROUNDS and spent > seconds
+                    # A generation grows with each round; it comes again after the first steps.
+                    is_early = not self.has_stepped and self._generates()
+                    seconds = max(seconds, _MORE_SECONDS if keeps else 0)
+                    is_over = spent > seconds and (is_early or calm >= _CALM_ROUNDS)
                 if is_over:
                     self.left.update({} if self.has_stepped else {place: None})
                     yield from loop.rest() if place in self.training else ()
@@ -259,6 +278,16 @@ class Loops:
             self._waits = False
             self.training.discard(place)
         self.making.discard(place)  # not where the trace ends within
+
+    def numbered(self, items: Iterable[Any], start: int = 0) -> Iterator[tuple[int, Any]]:
+        """Yield as ``enumerate`` does; a loader's last batch, which comes early, has its number."""
+        iterator = iter(items)
+        for number in count(start):
+            found = [*islice(iterator, 1)]
+            if not found:
+                return
+            own = self._number_of(_shown(items))
+            yield number if own is None else start + own, found.pop()
 
     def condition(
         self,
@@ -339,15 +368,28 @@ class Loops:
             self.hurried[place] = None
         return is_due
 
+    def gets_over(self) -> bool:
+        """Whether the run goes on after the error of a statement.
+
+        It has trained before, or left loops, it does not train there, and no code of the user's handles
+        the error.
+        An evaluation, say, then goes on without what could not be computed.
+        """
+        error: Any = sys.exception()
+        may_be_cut = self.trained()[0] or self.left
+        if self._is_inside() or not may_be_cut or is_guarded(sys._getframe(1)):
+            return False
+        is_own = type(error).__module__.partition(".")[0] not in _WITH_ERRORS
+        files = {frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)}
+        trains = torch.is_grad_enabled() and not files.isdisjoint(TRAINING_FILES)
+        if is_own or trains or isinstance(error, StopIteration) or len(self.errors) >= _MOST_ERRORS:
+            return False
+        self.errors.setdefault(fault_sentence(error), self.has_trained)
+        return True
+
     def changed(self, tree: ast.Module, path: str) -> ast.Module:
-        """Return the code of a file with loops that can be left."""
-        for node in ast.walk(tree):
-            match node:
-                case ast.Call(ast.Name("type"), [_]):
-                    node.args.insert(0, node.func)
-                    node.func = ast.Name(_TYPE, ast.Load())
-        changed: ast.Module = _Changing(Path(path).name, self._called).visit(tree)
-        return ast.fix_missing_locations(changed)
+        """Return the code of a file as it runs in a trace."""
+        return code.changed_code(tree, Path(path).name, self._called)
 
     def _may_train(self, place: str) -> bool:
         names, known = [place], {place}
@@ -368,197 +410,35 @@ class Loops:
             tree = self.changed(ast.parse(loader.get_data(path), path), path)
             return compile(tree, path, "exec", dont_inherit=True)
 
-        setattr(builtins, _NAME, self.rounds)
-        setattr(builtins, _CONDITION, self.condition)
-        setattr(builtins, _COUNTS, _are_numbers)
-        setattr(builtins, _DUE, self.due)
-        setattr(builtins, _TYPE, type_of)
+        called = {
+            code.ROUNDS: self.rounds,
+            code.CONDITION: self.condition,
+            code.COUNTS: _are_numbers,
+            code.DUE: self.due,
+            code.NUMBERED: self.numbered,
+            code.TYPE: type_of,
+            code.GETS_OVER: self.gets_over,
+        }
+        # Such modules may run again: a plan traces the script's model anew.
+        later: dict[str, Callable[..., Any]] = {
+            code.ROUNDS: lambda place, *items: items[0] if items else iter(int, 1),
+            code.CONDITION: lambda about, holds_at, _, *values: holds_at(*values),
+            code.DUE: lambda place: False,
+            code.NUMBERED: enumerate,
+            code.GETS_OVER: lambda: False,
+        }
+        vars(builtins).update(called)
         try:
             with patch.object(SourceFileLoader, "get_code", changed):
                 yield
-        finally:  # such modules may run again: a plan traces the script's model anew
-            setattr(builtins, _NAME, lambda place, *items: items[0] if items else iter(int, 1))
-            setattr(builtins, _CONDITION, lambda about, holds_at, _, *values: holds_at(*values))
-            setattr(builtins, _DUE, lambda place: False)
-
-
-class _Changing(ast.NodeTransformer):
-    """Changes the loops of a file and its conditions; not the loops of generators, which others ask
-    for items, and no code that a library compiles."""
-
-    def __init__(self, file: str, called: defaultdict[str, set[str]]) -> None:
-        self._file, self._called = file, called
-        self._leaves = self._is_generator = False
-        self._scope = ""
-        """Name of the function, or place of the loop, that a statement is in."""
-        self._positions: frozenset[str] = frozenset()
-
-    def visit_Module(self, node: ast.Module) -> ast.AST:
-        scopes = ast.FunctionDef | ast.ClassDef
-        self._positions = _positions(each for each in node.body if not isinstance(each, scopes))
-        return self.generic_visit(node)
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        self._called[node.name] |= set(map(called_name, ast.walk(node)))
-        is_compiled = any("jit" in ast.unparse(each) for each in node.decorator_list)
-        if is_compiled:
-            return node
-        before, yields = (self._is_generator, self._positions), (ast.Yield, ast.YieldFrom)
-        self._is_generator = any(isinstance(each, yields) for each in ast.walk(node))
-        self._positions = _positions([node])
-        with self._within(node.name):
-            self.generic_visit(node)
-        self._is_generator, self._positions = before
-        return node
-
-    def visit_For(self, node: ast.For) -> ast.AST:
-        if not self._is_generator:
-            node.iter = ast.copy_location(self._rounds(node, node.iter), node.iter)
-        with self._within(self._place(node)):
-            return self.generic_visit(node)
-
-    def visit_While(self, node: ast.While) -> ast.AST:
-        with self._within(self._place(node)):
-            for each in (node.body, node.orelse):
-                each[:] = map(self.visit, each)
-        names = {getattr(each, "id", "") for each in ast.walk(node.test)}
-        if self._is_generator or node.orelse or "len" in names:  # it waits for something's length
-            return node
-        test = ast.If(ast.UnaryOp(ast.Not(), node.test), [ast.Break()], [])
-        body = [ast.copy_location(test, node.test), *node.body]
-        loop = ast.For(ast.Name("_round", ast.Store()), self._rounds(node), body, [])
-        return ast.copy_location(loop, node)
-
-    def visit_Assert(self, node: ast.Assert) -> ast.AST:
-        return node
-
-    def visit_If(self, node: ast.If) -> ast.AST:
-        self._leaves = any(
-            isinstance(each, ast.Break | ast.Return | ast.Raise)
-            # A function that only answers leaves nothing.
-            and ast.unparse(each) not in ("return True", "return False")
-            for each in node.body
-        )
-        place = f"{self._file} line {node.lineno} ({ast.unparse(node.test)})"
-        is_amount = _compares_amounts(node.test)
-        leaves = len(node.body) == 1 and isinstance(node.body[0], ast.Return | ast.Continue)
-        inner = (called_name(each) for one in node.body for each in ast.walk(one))
-        self._called[place] |= {self._scope} if leaves else set(inner)
-        node.test = self.visit(node.test)
-        if is_amount:
-            due: ast.expr = _call(_DUE, ast.Constant(place))
-            kind, due = (ast.And(), ast.UnaryOp(ast.Not(), due)) if leaves else (ast.Or(), due)
-            node.test = ast.copy_location(ast.BoolOp(kind, [due, node.test]), node.test)
-        self._leaves = False
-        for each in (node.body, node.orelse):
-            each[:] = map(self.visit, each)
-        return node
-
-    def visit_Compare(self, node: ast.Compare) -> ast.AST:
-        return self._condition(node)
-
-    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
-        is_multiple = isinstance(node.op, ast.Not) and isinstance(node.operand, ast.BinOp)
-        return self._condition(node) if is_multiple else self.generic_visit(node)
-
-    def _condition(self, test: ast.expr) -> ast.AST:
-        """Return a comparison that is asked for where all that it compares are numbers, or a number
-        and a collection of numbers."""
-        collection: ast.expr = ast.Constant(None)
-        compared = test
-        if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.In):
-            compared, collection = test.left, test.comparators[0]
-            if "(" in ast.unparse(collection)[1:]:
-                return test
-        numbers = {ast.unparse(each or test): each for each in _numbers(compared)}
-        if not numbers or None in numbers.values():
-            return test
-        kinds = set(map(type, ast.walk(test)))
-        stays = not kinds & {ast.Eq, ast.NotEq, ast.Mod, ast.In}
-        names = {text: f"_{place}" for place, text in enumerate(numbers)}
-        holds_at = ast.parse(
-            f"lambda {', '.join(names.values())}: {ast.unparse(test)}", mode="eval"
-        )
-        line = f"{self._file} line {test.lineno} ({ast.unparse(test)})"
-        is_position = stays and not self._positions.isdisjoint(numbers)
-        about: Any = line, self._leaves, stays, ast.Mod in kinds, is_position
-        asked = _call(
-            _CONDITION,
-            ast.Constant(about),
-            _Renaming(names).visit(holds_at.body),
-            collection,
-            *numbers.values(),
-        )
-        # Another one stays as it is: where it stands tells what a trace takes it to be.
-        counts = _call(_COUNTS, collection, *numbers.values())
-        return ast.copy_location(ast.IfExp(counts, asked, test), test)
-
-    def _rounds(self, loop: ast.stmt, *items: ast.expr) -> ast.Call:
-        place = self._place(loop)
-        self._called[place] |= set(map(called_name, ast.walk(loop)))
-        return _call(_NAME, ast.Constant(place), *items)
-
-    def _place(self, loop: ast.stmt) -> str:
-        return f"{self._file} line {loop.lineno}"
-
-    @contextmanager
-    def _within(self, scope: str) -> Iterator[None]:
-        before, self._scope = self._scope, scope
-        try:
-            yield
         finally:
-            self._scope = before
+            vars(builtins).update(later)
 
 
-class _Renaming(ast.NodeTransformer):
-    """Puts names in the place of code."""
-
-    def __init__(self, names: dict[str, str]) -> None:
-        self._names = names
-
-    def visit(self, node: ast.AST) -> ast.AST:
-        name = self._names.get(ast.unparse(node))
-        renamed: ast.AST = ast.Name(name, ast.Load()) if name else super().visit(node)
-        return renamed
-
-
-def _positions(code: Iterable[ast.AST]) -> frozenset[str]:
-    """The variables that slices begin or end with, or that are added up in an index."""
-    indices = (
-        each.slice for one in code for each in ast.walk(one) if isinstance(each, ast.Subscript)
-    )
-    added = (each for each in indices if isinstance(each, ast.Slice | ast.BinOp))
-    return frozenset(ast.unparse(each) for index in added for each in ast.walk(index))
-
-
-def _call(name: str, *arguments: Any) -> ast.Call:
-    return ast.Call(ast.Name(name, ast.Load()), [*arguments], [])
-
-
-def _numbers(code: ast.AST) -> Iterator[ast.expr | None]:
-    """Yield the variables in code that computes with numbers, and ``None`` for other code."""
-    match code:
-        case ast.Constant() | ast.Call(ast.Name("len")):
-            return
-        case ast.Call(ast.Attribute() | ast.Name(), []) if called_name(code) in _CLOCKS:
-            yield code
-        case ast.Name() | ast.Attribute() | ast.Subscript(slice=ast.Constant()):
-            yield None if "(" in ast.unparse(code) else code
-        case ast.BinOp() | ast.UnaryOp() | ast.Compare():
-            for each in ast.iter_child_nodes(code):
-                if isinstance(each, ast.expr):
-                    yield from _numbers(each)
-        case _:
-            yield None
-
-
-def _compares_amounts(test: ast.expr) -> bool:
-    """Whether a test asks which of two numbers is larger, and calls nothing else."""
-    calls = [each for each in ast.walk(test) if isinstance(each, ast.Call)]
-    orders = ast.Gt | ast.GtE | ast.Lt | ast.LtE
-    return any(isinstance(each, orders) for each in ast.walk(test)) and all(
-        called_name(each) in ("len", "size") for each in calls
-    )
+def _shown(items: Any) -> Any:
+    """What a loop is over, also where a bar shows it."""
+    names = getattr(items, "__dict__", None)  # an object may answer anything
+    return names.get("iterable", items) if isinstance(names, dict) else items
 
 
 def _are_numbers(collection: Any, *values: Any) -> bool:

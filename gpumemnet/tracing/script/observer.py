@@ -186,6 +186,8 @@ class ScriptObserver:
             lambda: bool(self.modules.depth) or self._passing or self._stepping,
             lambda: (self._stepped.total() or self._boundaries, len(self._made)),
             lambda: bool(self.loaders.known),
+            lambda: self._generation.phase == GENERATION,
+            lambda items: self.loaders.number if items is self.loaders.giving else None,
         )
         self._repeated = RepeatedPasses(
             self.recorder,
@@ -259,7 +261,8 @@ class ScriptObserver:
         if self.has_enough_steps and self.recorder.phase == GENERATION:
             self.notes[GENERATION] = self._generation.sentence
         calls = user_calls(error)
-        is_enough = self.loops.has_trained and isinstance(error, EnoughSteps)
+        is_error = isinstance(error, Exception) and not isinstance(error, StopIteration)
+        is_enough = self.loops.has_trained and not is_error
         if calls and (self.loaders.is_over is not None or self._whole or is_enough):
             self.notes["calls"] = (
                 f"the trace ended within {calls}: what the script does after it is not in the answer"
@@ -596,7 +599,7 @@ class ScriptObserver:
         self.recorder.left_module(module, arguments, output)
         step = self._boundaries + 1
         is_model = not self.modules.depth and next(iter(module.parameters()), None) is not None
-        if is_model and self.first is not None and not torch.is_grad_enabled():
+        if is_model and not torch.is_grad_enabled():
             self._generation.passed(module, arguments, self.recorder.live_bytes())
         if is_model and torch.is_grad_enabled() and self._started:
             given = [each for each in tensors_in(arguments) if each.ndim]

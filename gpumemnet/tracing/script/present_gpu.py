@@ -26,7 +26,12 @@ from gpumemnet.extract.host_numbers import HostNumbers
 from gpumemnet.extract.module_calls import map_tensors
 from gpumemnet.extract.placement import is_meta
 from gpumemnet.launchers import deepspeed_engine, loaded_weights
-from gpumemnet.launchers.parallel import FSDP1, data_parallel_forward, noting_unlimited_gathers
+from gpumemnet.launchers.parallel import (
+    FSDP1,
+    data_parallel_forward,
+    names_gpus,
+    noting_unlimited_gathers,
+)
 from gpumemnet.physics.element_types import IMAGE_DIMENSIONS
 from gpumemnet.torch_private import script as names
 from gpumemnet.torch_private.compiler import COMPILE, MODULE_COMPILE
@@ -317,6 +322,7 @@ def present_gpu(
         *cuda_functions(platform, observer.streams, recorder.live_bytes, recorder.emptied, count),
         *cuda_tensor_types(),
         (names.DATA_PARALLEL, data_parallel_forward(values.note_once)),
+        (names.NAMED_GPUS, names_gpus),
         (names.GENERATOR, names.cpu_generator(GPU)),
         (names.LOAD, load),
         (

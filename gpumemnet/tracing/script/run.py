@@ -469,21 +469,28 @@ def _shown(
     lines = [*observer.loops.waiting]
     if whole is not None and lines:
         values.note_once(
-            f"{', '.join(lines[:5])}: runs at a later step than the {whole.steps:,} that were traced, and is not in the answer"
+            f"{', '.join(lines[:5])}: runs at a later step than the {whole.steps:,} that were traced, "
+            "and what it takes then is not in the answer"
         )
     if observer.loops.left:
         values.note_once(
-            f"before the first steps, loops were left after rounds that took nothing more on the GPU: {', '.join(observer.loops.left)}; "
-            "what they gather on the host is less than in the run"
+            f"before the first steps, loops were left after some seconds: {', '.join(observer.loops.left)}; "
+            "what they gather or generate there is less than in the run"
         )
     if observer.loops.hurried:
         values.note_once(
             f"{', '.join(observer.loops.hurried)}: decided as later in the run, because the script gathers for long before it trains"
         )
+    if observer.loops.errors:
+        values.note_once(
+            "the run went on after errors, perhaps only of the trace, and what these statements do is not in the answer: "
+            f"{'; '.join(observer.loops.errors)}"
+        )
     if observer.batch_size is None:
         values.note_once(
             "the batch size is not known, because no module with parameters ran in training; 1 is shown"
         )
+    errors = (each for each, is_cut in observer.loops.errors.items() if not is_cut)
     names = ", ".join(dict.fromkeys(observer.modules.model_names))
     tensor_bytes, pinned_bytes = observer.recorder.host.peaks()
     return ScriptRun(
@@ -500,7 +507,7 @@ def _shown(
         branches=values.branches,
         selections=tuple(values.selections),
         is_lower_bound=observer.is_lower_bound,
-        error="" if observer.loops.has_trained else observer.error,
+        error=next(errors, "" if observer.loops.has_trained else observer.error),
         host=HostMemory(
             tensor_bytes=tensor_bytes,
             pinned_bytes=pinned_bytes,

@@ -46,6 +46,7 @@ from gpumemnet.torch_private.script import (
     MAKE_FOLDER,
     MOVE_FILE,
     OPEN_FILE,
+    OPEN_NUMBER,
     PRINT,
     REMOVE,
     SAFETENSORS_SAVE,
@@ -125,13 +126,8 @@ class SavedFiles:
         """Context in which the script's files are watched; temporary ones are undone at its end."""
 
         def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("opener"):  # tempfile names a folder; the opener makes the file in it
-                stream = self._open(file, mode, *args, **kwargs)
-                path = _path(f"/proc/self/fd/{stream.fileno()}")
-                self._opened.add(path)
-                if self._is_gpu_used():
-                    self._temporary.add(path)
-                return stream
+            if kwargs.get("opener"):  # of tempfile: it makes the file, by a number
+                return self._open(file, mode, *args, **kwargs)
             if isinstance(mode, str) and "b" in mode and set(mode) & set("wx"):
                 self._back_up(file)
                 self._opened.add(_path(file))
@@ -140,6 +136,12 @@ class SavedFiles:
             elif isinstance(mode, str) and set(mode) & set("wax+"):
                 self._keep_copy(file, "x" in mode)
             return self._open(file, mode, *args, **kwargs)
+
+        def numbered(file: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+            if flags & os.O_CREAT:
+                self._keep_copy(file)
+            number: int = open_number(file, flags, *args, **kwargs)
+            return number
 
         def renamed(source: Any, target: Any, **kwargs: Any) -> None:
             old, new = _place(source), _place(target)
@@ -178,7 +180,7 @@ class SavedFiles:
             link(source, target, *args, **kwargs)
             self._links.append(Path(os.fsdecode(target)).absolute())
 
-        make, link = MAKE_FOLDER.value(), LINK_FILE.value()
+        make, link, open_number = MAKE_FOLDER.value(), LINK_FILE.value(), OPEN_NUMBER.value()
         with ExitStack() as stack:
             stack.callback(self._undo)
             stack.enter_context(
@@ -186,6 +188,7 @@ class SavedFiles:
                     [
                         (MAKE_FOLDER, made),
                         (LINK_FILE, linked),
+                        (OPEN_NUMBER, numbered),
                         *((name, opened) for name in OPEN_FILE),
                         (PRINT, lambda *args, write=print, **kwargs: write(*args, **kwargs)),
                         *((name, renamed) for name in MOVE_FILE),

@@ -380,12 +380,25 @@ class _CudaTensorType(type):
 
 def cuda_tensor_types() -> list[tuple[TorchName, object]]:
     """Return ``torch.cuda.FloatTensor`` and the like with what takes their place."""
-    return [
+
+    def sparse(dtype: torch.dtype) -> Callable[..., Tensor]:
+        return lambda *args, device=None: torch.sparse_coo_tensor(*args, dtype=dtype, device=GPU)
+
+    types = names.TENSOR_TYPES.items()
+    dense = [
         (
             TorchName(f"torch.cuda:{name}"),
             _CudaTensorType(name, (), {"dtype": dtype, "__module__": "torch.cuda"}),
         )
-        for name, dtype in names.TENSOR_TYPES.items()
+        for name, dtype in types
+    ]
+    return [
+        *dense,
+        *(
+            (TorchName(f"torch.cuda.sparse:{name}"), sparse(dtype))
+            for name, dtype in types
+            if hasattr(torch.cuda.sparse, name)
+        ),
     ]
 
 

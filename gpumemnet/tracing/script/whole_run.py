@@ -33,7 +33,7 @@ from gpumemnet.allocator import signed_bytes
 from gpumemnet.extract.module_calls import tensors_in
 from gpumemnet.torch_private.names import TorchName, replaced
 from gpumemnet.torch_private.script import unseen
-from gpumemnet.tracing.script.branches import asks_once
+from gpumemnet.tracing.script.branches import asks_once, is_guarded
 from gpumemnet.tracing.script.libraries import prepared
 from gpumemnet.tracing.timeline import Timeline
 from gpumemnet.units import MIB
@@ -42,7 +42,7 @@ MORE_STEPS: Final = 64
 """Optimizer steps after the first ones."""
 REST_SECONDS: Final = 10.0
 """CPU time for what follows these steps."""
-MORE_EVENTS: Final = 20_000
+MORE_EVENTS: Final = 40_000
 """Allocations and releases after the first steps."""
 MORE_EVENTS_OF_GENERATION: Final = 100_000
 """The same if the run generates, as no two of its passes are equal, and for what follows the steps."""
@@ -132,7 +132,12 @@ class Loaders:
         self.known: WeakKeyDictionary[DataLoader[Any], list[Any]] = WeakKeyDictionary()
         self._copies: WeakKeyDictionary[DataLoader[Any], Any] = WeakKeyDictionary()
         """Shapes and a copy of the first batch of each loader; no copy if another had others."""
-        self._given: DataLoader[Any] | None = None
+        self.giving: DataLoader[Any] | None = None
+        """The loader that gave a batch last."""
+        self._gave: WeakKeyDictionary[DataLoader[Any], int] = WeakKeyDictionary()
+        """Loader → how many batches it gave since the last step."""
+        self.number = 0
+        """The number of that batch in its epoch; the last one that is given has the last number."""
         self._sizes: set[int] = set()
         self.trained_sizes: set[int] = set()
         """Batch sizes of the loaders that gave batches for a step, of the first steps."""
@@ -143,9 +148,13 @@ class Loaders:
         self.waiting_bytes = 0
         """The most that batches take which the workers of a loader have ready."""
 
+    def gives_from(self, loader: DataLoader[Any], number: int) -> None:
+        """A loader is about to give the batch of this number."""
+        self.giving, self.number = loader, number
+        self._gave[loader] = self._gave.get(loader, 0) + 1
+
     def given(self, loader: DataLoader[Any], batch: Any) -> Any:
         """Learn from a batch how much those take that wait in shared memory; return it."""
-        self._given = loader
         self._sizes.add(getattr(loader.batch_sampler, "batch_size", 0))
         waiting = loader.num_workers * (loader.prefetch_factor or 0)
         tensors = tensors_in(batch)
@@ -161,8 +170,11 @@ class Loaders:
 
     def trained(self) -> None:
         """A step of training ends: the loader that gave a batch last is one of training."""
-        if self._given is not None:
-            self._trained.add(self._given)
+        # Others than the last giver, which gave as often, gave their share of the batch.
+        if self.giving is not None:
+            most = self._gave.get(self.giving)
+            self._trained.update(each for each, times in self._gave.items() if times == most)
+            self._gave.clear()
         if self._sizes and not self.goes_on():
             self.trained_sizes, self._sizes = self._sizes, set()
 
@@ -182,7 +194,7 @@ class Loaders:
             return []
         known = self.known.get(loader)
         if known is not None:
-            return known[1:] * 2 if torch.is_grad_enabled() else [*known]
+            return known[1:] * 2 if loader in self._trained else [*known]
         longest = last = None
         with suppress(Exception), unseen():
             longest, last = _longest_and_last(loader)
@@ -285,6 +297,7 @@ class _Batches:
 
     def __next__(self) -> Any:
         self._given += 1
+        self._loaders.gives_from(self._loader, self._given - 1)
         before, self._live_bytes = self._live_bytes, self._loaders.live_bytes()
         left, is_known = self._count - self._given, self._loaders.goes_on()
         if is_known:
@@ -296,12 +309,19 @@ class _Batches:
             rounds = 1 if torch.is_grad_enabled() else self._count
             gathers = self._given > 1 and (self._live_bytes - before) * rounds >= MIB
             what, numbers = self._left.pop() if self._left and not gathers else ("", None)
+            if what and not self._left and self._count:
+                self._loaders.number = self._count - 1
+            if gathers and not left:  # what it gathers of the last one is less
+                what, numbers = self._loaders.known.get(self._loader, [(what, numbers)])[0]
             if numbers is not None:
                 self._loaders.gives(what)
                 return _collated(self._loader, numbers)
             # The code has counted batches, or keeps something of each.
-            goes_on = what or gathers or asks_once(sys._getframe(1))
-            if not goes_on or (left < 0 and (self._count or not what)):
+            frame = sys._getframe(1)
+            is_asked = asks_once(frame)
+            is_endless = is_asked and not is_guarded(frame)
+            goes_on = what or gathers or is_asked
+            if not goes_on or (left < 0 and (self._count or not (what or is_endless))):
                 raise StopIteration
         elif self._given > _SAMPLED and monotonic() > self._last_second:
             is_known = self._count > 0  # what the code computes of them is not traced
@@ -337,8 +357,9 @@ def _longest_and_last(loader: DataLoader[Any]) -> tuple[Sequence[int] | None, Se
         if len(set(sizes.values())) == 1:
             has_draws = len({size for size, _ in _draws(loader, batches[0])}) > 1
             return batches[0] if has_draws else None, last
-    longest = max(
-        batches, key=lambda batch: max((sizes.get(number, 0) for number in batch), default=0)
+    longest = max(  # padded, where its samples differ
+        batches,
+        key=lambda batch: len(batch) * max((sizes.get(number, 0) for number in batch), default=0),
     )
     return longest, last
 

@@ -24,7 +24,10 @@ torch.serialization.location_tag = lambda storage: "cuda:0"
 torch.save(torch.ones(2), there)
 torch.serialization.location_tag = tag
 assert torch.load(io.BytesIO(there.getvalue())).is_cuda
+class Copied(nn.DataParallel):
+    def replicate(self, module, devices): return [nn.Flatten(0)]
 assert nn.DataParallel(nn.Identity())(torch.ones(2)).is_cuda
+assert Copied(nn.Identity(), [0, 1])(torch.ones(2, 2)).ndim == 1
 class Kind(torch.Tensor): pass
 assert pickle.loads(pickle.dumps(torch.cuda.device_count))() == 1
 assert (open.__name__, print.__name__) == ("open", "print")
@@ -44,7 +47,9 @@ assert torch.tensor(((row.sum(), 0.0),), device="cuda").shape == (1, 2)
 assert torch._C._nn._parse_to(device=0)[0] == row.device
 (nn.LazyLinear(4).cuda()(row) * row * torch.randn(3, 1).expand(3, 4).cuda()[[0, 1]]).sum().backward()
 assert torch.ones(3, 1).expand(3, 4).cuda().stride() == (4, 1)
-torch.distributions.Gamma(row.abs() + 1, 1.0).rsample().sum().backward()
+rows, used = nn.Embedding(9, 4, sparse=True).cuda(), torch.arange(4).cuda()
+samples = torch.distributions.Gamma(row.abs() + 1, 1.0).rsample() * rows(used) * rows(used)
+samples.sum().backward()
 assert torch.zeros(1, dtype=torch.long).cuda().new([3]).tolist() == [3]
 bits = nn.Parameter(torch.zeros(4, dtype=torch.uint8, device="cuda"), requires_grad=False)
 padded = nn.utils.rnn.pad_sequence([model.bias, model.bias[:9]]).is_cuda
@@ -136,6 +141,7 @@ CONDITIONS = {
     ),
     "durations": f"{DURATIONS}\nkeep = block(256)",
     "later_durations": f"if i == 3:\n    {DURATIONS}\n    keep = block(256)",
+    "failed": "if i: score = math.log10(0)\nkeep = block(256 * (i > 1))",
     "skipped_step": "if loss < 1e6: keep = block(256)\nelse: continue",
 }
 MIXTURE = """import torch

@@ -41,6 +41,7 @@ rounds, kept = 0, []
             "    kept.append(ref(x)); rounds += kept[0]() is not None; del x",
             1,
         ),
+        ("generate()\nfor i in range(100): run(1); rounds += 1", 1),
         # until then the script gathers, and nothing trains
         ("for i in range(100):\n    run(); rounds += 1\n    if i > 90: backward(); break", 17),
         (
@@ -52,7 +53,7 @@ rounds, kept = 0, []
 def test_loops_end_that_bring_nothing_new(
     loop: str, rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpu = SimpleNamespace(events=0, bytes=0, most=0, steps=0)
+    gpu = SimpleNamespace(events=0, bytes=0, most=0, steps=0, generates=False)
 
     def run(kept_bytes: int = 0, most: int = 0) -> None:
         gpu.events, gpu.bytes, gpu.most = gpu.events + 1, gpu.bytes + kept_bytes, most
@@ -61,11 +62,17 @@ def test_loops_end_that_bring_nothing_new(
         now=lambda: gpu.events, levels_since=lambda start: (gpu.most, gpu.bytes)
     )
     monkeypatch.setattr(loops, "_SECONDS", -1)
-    watched = loops.Loops(cast(Recorder, recorder), lambda: False, lambda: (gpu.steps, 0))
+    watched = loops.Loops(
+        cast(Recorder, recorder),
+        lambda: False,
+        lambda: (gpu.steps, 0),
+        generates=lambda: gpu.generates,
+    )
     names: dict[str, Any] = {
         "run": run,
         "train": lambda: setattr(gpu, "steps", gpu.steps + 1),
         "enough": lambda: setattr(watched, "has_trained", True),
+        "generate": lambda: setattr(gpu, "generates", True),
         "backward": lambda: None,
         "Batch": type("Batch", (), {}),
         "ref": weakref.ref,

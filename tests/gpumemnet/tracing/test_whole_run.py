@@ -432,6 +432,27 @@ while True:
         0,
         WORKSPACE,
     ),
+    "numbered": Case(  # weights, gradients, and a bank twice: its last batch of 4 has its number
+        """
+model, table = wide(1), nn.Embedding(8, 4096)
+optimizer = torch.optim.SGD([*model.parameters(), *table.parameters()], lr=0.1)
+train, test = (DataLoader(torch.zeros(1).expand(n, 4096), batch_size=1024) for n in (3072, 4100))
+def features():
+    kept = torch.zeros(4100, 4)
+    for i, x in enumerate(test):
+        rows = model(x.cuda())[:, :4].detach().cpu()
+        if i < len(test) - 1: kept[i * 1024 : i * 1024 + 1024] = rows
+        else: kept[i * 1024 :] = rows
+for epoch in range(3):
+    for x in train: step(optimizer, model(table(torch.zeros(16, dtype=torch.long)).cuda()).mean())
+    features()
+endless = iter(DataLoader(train.dataset, sampler=iter(int, 1)))
+for i in range(4): step(optimizer, model(next(endless).cuda()).mean())
+with torch.no_grad(): torch.cat([model(x.cuda()) for x in test])
+""",
+        2 * 64 + 2 * 64,
+        2 * 64 + 2 * 64 + WORKSPACE + 2,
+    ),
     "library": Case(  # whose loop is not the user's: it ends with its loader, and begins anew
         """
 data = TensorDataset(torch.randn(64, 4096))
@@ -490,6 +511,7 @@ def test_the_whole_run_counts(name: str, answers: dict[str, Any]) -> None:
         "late": "grows by",
         "searched": "the GPU grows",
         "epochs": "an error ended",
+        "numbered": "error",
         "exits": "a process",
     }
     assert name not in false or false[name] not in " ".join(answer["notes"])

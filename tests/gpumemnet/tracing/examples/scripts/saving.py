@@ -20,10 +20,8 @@ assert type(print) is type(open)  # scripts ask so whether they have replaced pr
 folder = Path(sys.argv[1])
 
 
-def seen(name):  # below Python's open, which a trace watches
-    file = os.open(folder / "seen" / name, os.O_CREAT | os.O_WRONLY)
-    os.write(file, (folder / name).read_bytes())
-    os.close(file)
+def seen(name):  # by another program, which a trace does not watch
+    subprocess.run(["cp", folder / name, folder / "seen" / name], check=True)
 
 
 (folder / "runs").mkdir()
@@ -48,6 +46,7 @@ optimizer = torch.optim.Adam(model.parameters())
 for step in range(3):
     with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
         file.write(b"a cache")
+    (folder / "_SUCCESS").touch()
     with open(folder / f"{step}.diff", "x") as file:  # noqa: PTH123
         file.write("+")
     model(torch.ones(8, 64).cuda()).sum().backward()

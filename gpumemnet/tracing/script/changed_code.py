@@ -1,0 +1,244 @@
+"""A user's code as it runs in a trace: loops that may be left, conditions on numbers that are asked
+for, and statements whose errors the run may get over.
+
+What it calls is in :mod:`gpumemnet.tracing.script.loops`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from gpumemnet.tracing.script.whole_run import called_name
+
+ROUNDS: Final = "_gpumemnet_rounds"
+CONDITION: Final = "_gpumemnet_condition"
+COUNTS: Final = "_gpumemnet_counts"
+DUE: Final = "_gpumemnet_due"
+NUMBERED: Final = "_gpumemnet_numbered"
+TYPE: Final = "_gpumemnet_type"
+GETS_OVER: Final = "_gpumemnet_gets_over"
+"""Names of what changed code calls."""
+_CLOCKS: Final = ("time", "perf_counter", "monotonic")
+
+
+def changed_code(tree: ast.Module, file: str, called: defaultdict[str, set[str]]) -> ast.Module:
+    """Return the code of a file as it runs in a trace.
+
+    Args:
+        tree: the code, which is changed in place.
+        file: name of the file.
+        called: gets the names that are called in each loop and function.
+    """
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(ast.Name("type"), [_]):
+                node.args.insert(0, node.func)
+                node.func = ast.Name(TYPE, ast.Load())
+    return ast.fix_missing_locations(_Changing(file, called).visit(tree))  # type: ignore[no-any-return]
+
+
+class _Changing(ast.NodeTransformer):
+    """Changes the loops, conditions and statements of a file; not the loops of generators, which
+    others ask for items, and no code that a library compiles."""
+
+    def __init__(self, file: str, called: defaultdict[str, set[str]]) -> None:
+        self._file, self._called = file, called
+        self._leaves = self._is_generator = False
+        self._scope = ""
+        """Name of the function, or place of the loop, that a statement is in."""
+        self._positions: frozenset[str] = frozenset()
+
+    def visit_Module(self, node: ast.Module) -> ast.AST:
+        scopes = ast.FunctionDef | ast.ClassDef
+        self._positions = _positions(each for each in node.body if not isinstance(each, scopes))
+        return self.generic_visit(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        self._called[node.name] |= set(map(called_name, ast.walk(node)))
+        is_compiled = any("jit" in ast.unparse(each) for each in node.decorator_list)
+        if is_compiled:
+            return node
+        before, yields = (self._is_generator, self._positions), (ast.Yield, ast.YieldFrom)
+        self._is_generator = any(isinstance(each, yields) for each in ast.walk(node))
+        self._positions = _positions([node])
+        with self._within(node.name):
+            self.generic_visit(node)
+        self._is_generator, self._positions = before
+        return node
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        return self._may_fail(node)
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        return self._may_fail(node)
+
+    def _may_fail(self, node: ast.Expr | ast.Assign) -> ast.stmt:
+        """Return a statement that the run may get over; the variables that it sets are 0 then."""
+        parts = [*ast.walk(node)]
+        targets = [each for one in getattr(node, "targets", ()) for each in ast.walk(one)]
+        names = [each for each in targets if isinstance(each, ast.Name)]
+        stored = [each for each in names if isinstance(each.ctx, ast.Store)]
+        calls = any(isinstance(each, ast.Call) for each in parts)
+        self.generic_visit(node)
+        if not calls or any(isinstance(each, ast.Yield | ast.YieldFrom) for each in parts):
+            return node
+        ends = ast.If(ast.UnaryOp(ast.Not(), _call(GETS_OVER)), [ast.Raise()], [])
+        zeros = [ast.Assign([ast.Name(each.id, ast.Store())], ast.Constant(0)) for each in stored]
+        handler = ast.ExceptHandler(ast.Name("Exception", ast.Load()), None, [ends, *zeros])
+        return ast.copy_location(ast.Try([node], [handler], [], []), node)
+
+    def visit_For(self, node: ast.For) -> ast.AST:
+        match node.iter:
+            case ast.Call(ast.Name("enumerate") as function):
+                function.id = NUMBERED
+        if not self._is_generator:
+            node.iter = ast.copy_location(self._rounds(node, node.iter), node.iter)
+        with self._within(self._place(node)):
+            return self.generic_visit(node)
+
+    def visit_While(self, node: ast.While) -> ast.AST:
+        with self._within(self._place(node)):
+            for each in (node.body, node.orelse):
+                each[:] = map(self.visit, each)
+        names = {getattr(each, "id", "") for each in ast.walk(node.test)}
+        if self._is_generator or node.orelse or "len" in names:  # it waits for something's length
+            return node
+        test = ast.If(ast.UnaryOp(ast.Not(), node.test), [ast.Break()], [])
+        body = [ast.copy_location(test, node.test), *node.body]
+        loop = ast.For(ast.Name("_round", ast.Store()), self._rounds(node), body, [])
+        return ast.copy_location(loop, node)
+
+    def visit_Assert(self, node: ast.Assert) -> ast.AST:
+        return node
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        self._leaves = any(
+            isinstance(each, ast.Break | ast.Return | ast.Raise)
+            # A function that only answers leaves nothing.
+            and ast.unparse(each) not in ("return True", "return False")
+            for each in node.body
+        )
+        place = f"{self._file} line {node.lineno} ({ast.unparse(node.test)})"
+        is_amount = _compares_amounts(node.test)
+        leaves = len(node.body) == 1 and isinstance(node.body[0], ast.Return | ast.Continue)
+        inner = (called_name(each) for one in node.body for each in ast.walk(one))
+        self._called[place] |= {self._scope} if leaves else set(inner)
+        node.test = self.visit(node.test)
+        if is_amount:
+            due: ast.expr = _call(DUE, ast.Constant(place))
+            kind, due = (ast.And(), ast.UnaryOp(ast.Not(), due)) if leaves else (ast.Or(), due)
+            node.test = ast.copy_location(ast.BoolOp(kind, [due, node.test]), node.test)
+        self._leaves = False
+        for each in (node.body, node.orelse):
+            each[:] = map(self.visit, each)
+        return node
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        return self._condition(node)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        is_multiple = isinstance(node.op, ast.Not) and isinstance(node.operand, ast.BinOp)
+        return self._condition(node) if is_multiple else self.generic_visit(node)
+
+    def _condition(self, test: ast.expr) -> ast.AST:
+        """Return a comparison that is asked for where all that it compares are numbers, or a number
+        and a collection of numbers."""
+        collection: ast.expr = ast.Constant(None)
+        compared = test
+        if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.In):
+            compared, collection = test.left, test.comparators[0]
+            if "(" in ast.unparse(collection)[1:]:
+                return test
+        numbers = {ast.unparse(each or test): each for each in _numbers(compared)}
+        if not numbers or None in numbers.values():
+            return test
+        kinds = set(map(type, ast.walk(test)))
+        stays = not kinds & {ast.Eq, ast.NotEq, ast.Mod, ast.In}
+        names = {text: f"_{place}" for place, text in enumerate(numbers)}
+        holds_at = ast.parse(
+            f"lambda {', '.join(names.values())}: {ast.unparse(test)}", mode="eval"
+        )
+        line = f"{self._file} line {test.lineno} ({ast.unparse(test)})"
+        is_position = stays and not self._positions.isdisjoint(numbers)
+        about: Any = line, self._leaves, stays, ast.Mod in kinds, is_position
+        asked = _call(
+            CONDITION,
+            ast.Constant(about),
+            _Renaming(names).visit(holds_at.body),
+            collection,
+            *numbers.values(),
+        )
+        # Another one stays as it is: where it stands tells what a trace takes it to be.
+        counts = _call(COUNTS, collection, *numbers.values())
+        return ast.copy_location(ast.IfExp(counts, asked, test), test)
+
+    def _rounds(self, loop: ast.stmt, *items: ast.expr) -> ast.Call:
+        place = self._place(loop)
+        self._called[place] |= set(map(called_name, ast.walk(loop)))
+        return _call(ROUNDS, ast.Constant(place), *items)
+
+    def _place(self, loop: ast.stmt) -> str:
+        return f"{self._file} line {loop.lineno}"
+
+    @contextmanager
+    def _within(self, scope: str) -> Iterator[None]:
+        before, self._scope = self._scope, scope
+        try:
+            yield
+        finally:
+            self._scope = before
+
+
+class _Renaming(ast.NodeTransformer):
+    """Puts names in the place of code."""
+
+    def __init__(self, names: dict[str, str]) -> None:
+        self._names = names
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        name = self._names.get(ast.unparse(node))
+        renamed: ast.AST = ast.Name(name, ast.Load()) if name else super().visit(node)
+        return renamed
+
+
+def _positions(code: Iterable[ast.AST]) -> frozenset[str]:
+    """The variables that slices begin or end with, or that are added up in an index."""
+    indices = (
+        each.slice for one in code for each in ast.walk(one) if isinstance(each, ast.Subscript)
+    )
+    added = (each for each in indices if isinstance(each, ast.Slice | ast.BinOp))
+    return frozenset(ast.unparse(each) for index in added for each in ast.walk(index))
+
+
+def _call(name: str, *arguments: Any) -> ast.Call:
+    return ast.Call(ast.Name(name, ast.Load()), [*arguments], [])
+
+
+def _numbers(code: ast.AST) -> Iterator[ast.expr | None]:
+    """Yield the variables in code that computes with numbers, and ``None`` for other code."""
+    match code:
+        case ast.Constant() | ast.Call(ast.Name("len")):
+            return
+        case ast.Call(ast.Attribute() | ast.Name(), []) if called_name(code) in _CLOCKS:
+            yield code
+        case ast.Name() | ast.Attribute() | ast.Subscript(slice=ast.Constant()):
+            yield None if "(" in ast.unparse(code) else code
+        case ast.BinOp() | ast.UnaryOp() | ast.Compare():
+            for each in ast.iter_child_nodes(code):
+                if isinstance(each, ast.expr):
+                    yield from _numbers(each)
+        case _:
+            yield None
+
+
+def _compares_amounts(test: ast.expr) -> bool:
+    """Whether a test asks which of two numbers is larger, and calls nothing else."""
+    calls = [each for each in ast.walk(test) if isinstance(each, ast.Call)]
+    orders = ast.Gt | ast.GtE | ast.Lt | ast.LtE
+    return any(isinstance(each, orders) for each in ast.walk(test)) and all(
+        called_name(each) in ("len", "size") for each in calls
+    )
