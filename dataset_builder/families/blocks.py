@@ -87,7 +87,16 @@ class Residual(nn.Module):
 
 
 def checkpoint_blocks(network: nn.Module) -> None:
-    """Makes every block of ``network`` recompute in the backward pass."""
-    for module in network.modules():
-        if isinstance(module, Blocks):
-            module.checkpointing = True
+    """Makes every block of ``network`` recompute in the backward pass.
+
+    Raises:
+        RuntimeError: when the network has no blocks, such as networks of other libraries;
+            ``every_block`` would have no effect.
+    """
+    stacks = [module for module in network.modules() if isinstance(module, Blocks)]
+    if not stacks:
+        raise RuntimeError(
+            "this network has no blocks to checkpoint: leave checkpointing 'none' in its recipe"
+        )
+    for stack in stacks:
+        stack.checkpointing = True

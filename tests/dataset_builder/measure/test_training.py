@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from dataset_builder.families import mlp
+from dataset_builder.families.blocks import checkpoint_blocks
 from dataset_builder.measure.training import (
     build_network,
     measure,
@@ -33,6 +34,11 @@ ARCHITECTURE = mlp.MlpArchitecture(
 
 def planned(**options: object) -> PlannedJob:
     return PlannedJob("mlp", ARCHITECTURE, Options(**{"batch_size": 4, **options}))  # type: ignore[arg-type]
+
+
+def test_a_network_without_blocks_is_not_called_checkpointed() -> None:
+    with pytest.raises(RuntimeError, match="has no blocks to checkpoint"):
+        checkpoint_blocks(torch.nn.Sequential(torch.nn.Linear(2, 2)))
 
 
 COMBINATIONS = [

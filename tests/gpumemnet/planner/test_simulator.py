@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gpumemnet.errors import BudgetError, ExtractError
+from gpumemnet.errors import BudgetError, ExtractError, InvalidRequestError
 from gpumemnet.extract.module_calls import inputs_from_example
 from gpumemnet.planner.chain import chain_of
 from gpumemnet.planner.costs import Machine, StepCosts, find_machine
@@ -177,6 +177,9 @@ def test_host_memory_is_a_budget_too() -> None:
 
 
 def test_mistakes_are_named() -> None:
+    step = traced("transformer", "fp32")
+    with pytest.raises(InvalidRequestError, match=r"did you mean 'blocks\.1'"):
+        simulate(step, MACHINE, {"block.1": Decision.KEEP})
     with pytest.raises(ExtractError, match="nothing to plan"):
         split_step(nn.Linear(4, 4), torch.empty(2, 4), checked_request(TraceOptions(), "A100-80GB"))
     assert find_machine("H100").flops_per_second["bf16"] == pytest.approx(0.7 * 989.4e12)
