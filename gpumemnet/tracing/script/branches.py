@@ -403,7 +403,7 @@ def _over_branches(trace: TraceScript, end: float) -> tuple[TraceAnswer, Assumpt
     else:
         note = ""
     places = list(dict.fromkeys(place for each in found.values() for place in each.branches))
-    best = max(found, key=lambda each: found[each].safe_bytes)
+    best = max(found, key=lambda each: found[each].expected_bytes)
     unseen = places if len(places) > 1 else []
     seconds = 0.0
     for place in unseen[:MOST_TRACES]:
@@ -416,7 +416,7 @@ def _over_branches(trace: TraceScript, end: float) -> tuple[TraceAnswer, Assumpt
             found[turned] = trace(turned)
         except ExtractError:
             continue
-        if found[turned].safe_bytes > found[best].safe_bytes:
+        if found[turned].expected_bytes > found[best].expected_bytes:
             best = turned
         seconds = monotonic() - start
     answer = found[best]
@@ -435,6 +435,7 @@ def _over_branches(trace: TraceScript, end: float) -> tuple[TraceAnswer, Assumpt
         )
     answer = replace(
         answer,
+        safe_bytes=max(each.safe_bytes for each in found.values()),
         notes=(*answer.notes, *notes),
         branches=tuple(places),
     )
