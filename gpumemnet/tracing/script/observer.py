@@ -58,6 +58,7 @@ from gpumemnet.tracing.script.whole_run import (
     GENERATION,
     MORE_EVENTS,
     MORE_EVENTS_OF_GENERATION,
+    MORE_SECONDS,
     MORE_STEPS,
     REST_SECONDS,
     Generation,
@@ -201,6 +202,7 @@ class ScriptObserver:
         self._is_counting = False
         self._in_engine = self._has_engine = False
         self._end = self._counted_from = 0
+        self._counted_at = 0.0
 
     @property
     def has_enough_steps(self) -> bool:
@@ -495,7 +497,7 @@ class ScriptObserver:
         self.recorder.classify_kept()
         if self.has_enough_steps and self.first is None:
             self.first = self.recorder.timeline()
-            self._counted_from = self.recorder.now()
+            self._counted_from, self._counted_at = self.recorder.now(), process_time()
             self.loops.has_stepped = True
             self.seen()
             self._end = self._boundaries + MORE_STEPS
@@ -510,8 +512,10 @@ class ScriptObserver:
         events = self.recorder.now() - self._counted_from
         is_long = self.recorder.phase == GENERATION or self.loops.has_trained
         most = MORE_EVENTS_OF_GENERATION if is_long else MORE_EVENTS
-        is_enough = events > most and all(
-            self._stepped[id(each)] != 1 for each in self._optimizers()
+        is_enough = (
+            events > most
+            and process_time() > self._counted_at + MORE_SECONDS
+            and all(self._stepped[id(each)] != 1 for each in self._optimizers())
         )
         if not (is_enough or (is_over and not self.loops.has_trained)):
             return
@@ -522,7 +526,7 @@ class ScriptObserver:
         if self.loops.training or (self.loaders.known and torch.is_grad_enabled()):
             self.loops.has_trained = True
             self.loaders.is_over = not self.loops.training or None
-            self._counted_from = self.recorder.now()
+            self._counted_from, self._counted_at = self.recorder.now(), process_time()
             shorten_alarm(REST_SECONDS)
             return
         self._whole = self.whole_run()

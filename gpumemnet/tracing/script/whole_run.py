@@ -42,8 +42,9 @@ MORE_STEPS: Final = 64
 """Optimizer steps after the first ones."""
 REST_SECONDS: Final = 10.0
 """CPU time for what follows these steps."""
-MORE_EVENTS: Final = 40_000
-"""Allocations and releases after the first steps."""
+MORE_EVENTS: Final = 20_000
+"""Allocations and releases after the first steps, and CPU time: those of tiny tensors take little."""
+MORE_SECONDS: Final = 5.0
 MORE_EVENTS_OF_GENERATION: Final = 100_000
 """The same if the run generates, as no two of its passes are equal, and for what follows the steps."""
 GENERATION: Final = "generation"
