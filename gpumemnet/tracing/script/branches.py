@@ -352,8 +352,14 @@ def largest_answer(trace: TraceScript, end: float = inf) -> TraceAnswer:
         note = f"{where}: selects elements by values of the GPU; all count, because half of them end without a step: {error}."
         return replace(answer, notes=(*answer.notes, note))
     met = {each.name for each in half.phases}
-    # Time may be up before an evaluation; a step that was not met is like the others.
-    unmet = [each for each in answer.phases if each.name not in met and " of " not in each.name]
+    known = [each.requested_bytes for each in answer.phases if each.name in met]
+    # Time may be up before an evaluation; a step that was not met is mostly like the others.
+    unmet = [
+        each
+        for each in answer.phases
+        if each.name not in met
+        and (" of " not in each.name or each.requested_bytes > max(known, default=0))
+    ]
     if any(each.requested_bytes > half.requested_bytes for each in unmet):
         note = f"{where}: selects elements by values of the GPU; all count, because with half of them time was up before {unmet[0].name}."
         return replace(answer, notes=(*answer.notes, note))

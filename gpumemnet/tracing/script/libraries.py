@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy
 from functools import partial
 from importlib.abc import Loader, MetaPathFinder
@@ -67,18 +67,23 @@ class _Preparing(MetaPathFinder):
 
             def run(module: ModuleType) -> None:
                 execute(module)
-                self._prepare[name](module)
+                self.prepare(name, module)
 
             found.loader.exec_module = run  # type: ignore[method-assign]
         return found
+
+    def prepare(self, name: str, module: ModuleType) -> None:
+        """Prepare a module, unless it is of a version that lacks what would be changed."""
+        with suppress(AttributeError):
+            self._prepare[name](module)
 
 
 @contextmanager
 def prepared(prepare: Mapping[str, Prepare]) -> Iterator[None]:
     """Context in which modules are prepared as they are imported, or now if they are already."""
-    for name in prepare.keys() & sys.modules.keys():
-        prepare[name](sys.modules[name])
     finder = _Preparing(prepare)
+    for name in prepare.keys() & sys.modules.keys():
+        finder.prepare(name, sys.modules[name])
     sys.meta_path.insert(0, finder)
     try:
         yield
@@ -323,6 +328,8 @@ def _shard_in_place(module: Any) -> None:
 def _accumulate_once(module: Any, note: Callable[[str], None]) -> None:
     """Let passes whose gradients a Trainer adds up take no time where their batch is no larger than
     that of an earlier pass of the step, which found gradients, too: they take no more memory."""
+    if not hasattr(module.Trainer, "create_accelerator_and_postprocess"):
+        return  # an older one
     run: Callable[..., Any] = module.Trainer.training_step
     passes: list[tuple[dict[str, Any], Any]] = []
 
