@@ -34,6 +34,7 @@ from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
 from itertools import count, islice
 from pathlib import Path
+from threading import current_thread, main_thread
 from time import process_time
 from traceback import walk_tb
 from types import CodeType
@@ -215,6 +216,9 @@ class Loops:
 
     def rounds(self, place: str, items: Iterable[Any] = iter(int, 1)) -> Iterator[Any]:
         """Yield the items of a loop, keeping none of them; 0 for a ``while`` loop."""
+        if current_thread() is not main_thread():  # it ends with the script
+            yield from items
+            return
         iterator, calm, most_bytes, rise = iter(items), 0, 0, 0
         numbers = _shown(items)
         loop = _Running(numbers if isinstance(numbers, range) else ())

@@ -31,6 +31,14 @@ from gpumemnet.tracing import trace_script
             Launch("a.py", ranks=2, variables={"LOCAL_WORLD_SIZE": "2"}),
         ),
         (
+            "python -m torch.distributed.launch --nproc_per_node=2 /nowhere/a.py 1",
+            Launch("/nowhere/a.py", False, ("--local-rank=0", "1"), 2, {"LOCAL_WORLD_SIZE": "2"}),
+        ),
+        (
+            "python -m torch.distributed.launch --use_env a.py",
+            Launch("a.py", ranks=1, variables={"LOCAL_WORLD_SIZE": "1"}),
+        ),
+        (
             "torchrun -- train.py",
             Launch("train.py", ranks=1, variables={"LOCAL_WORLD_SIZE": "1"}),
         ),

@@ -94,15 +94,16 @@ def test_single_branches_are_traced_while_there_is_time(end: float, traces: int)
 
 
 @pytest.mark.parametrize("size", [1, 10**12])
-def test_an_evaluation_before_which_time_was_up_counts(size: int) -> None:
+@pytest.mark.parametrize("name", ["evaluation", "forward of the last batch"])  # with gradients
+def test_an_evaluation_before_which_time_was_up_counts(size: int, name: str) -> None:
     def trace(assumptions: Assumptions) -> TraceAnswer:
         is_half = assumptions.selected_share == 0.5
-        phases = () if is_half else (PhasePeak("evaluation", 5, size),)
+        phases = () if is_half else (PhasePeak(name, 5, size),)
         answer = replace(ANSWER, notes=("time was up",) if is_half else (), selections=("a",))
         return replace(answer, expected_bytes=1 if is_half else 2, phases=phases)
 
     answer = largest_answer(trace)
-    assert answer.phases[-1].name == "evaluation"
+    assert answer.phases[-1].name == name
     assert answer.expected_bytes == (1 if size == 1 else 2)
     assert "time was up" not in answer.notes
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import pickle
+import threading
 import weakref
 from types import SimpleNamespace
 from typing import Any, cast
@@ -42,6 +43,11 @@ rounds, kept = 0, []
             1,
         ),
         ("generate()\nfor i in range(100): run(1); rounds += 1", 1),
+        (
+            "def loop():\n    for i in range(100): run(); kept.append(i)\n"
+            "thread = Thread(target=loop); thread.start(); thread.join(); rounds = len(kept)",
+            100,
+        ),
         # until then the script gathers, and nothing trains
         ("for i in range(100):\n    run(); rounds += 1\n    if i > 90: backward(); break", 17),
         (
@@ -76,6 +82,7 @@ def test_loops_end_that_bring_nothing_new(
         "backward": lambda: None,
         "Batch": type("Batch", (), {}),
         "ref": weakref.ref,
+        "Thread": threading.Thread,
         "i": 0,
     }
     tree = watched.changed(ast.parse(CODE.format(loop=loop)), "train.py")

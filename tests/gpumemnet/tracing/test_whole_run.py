@@ -543,7 +543,7 @@ def test_a_trainer_runs_no_further_pass_of_a_step_with_a_batch_that_is_no_larger
     ran: list[int] = []
 
     class Trainer:
-        is_deepspeed_enabled = False
+        is_deepspeed_enabled = create_accelerator_and_postprocess = False
         accelerator = SimpleNamespace(sync_gradients=False)
 
         def training_step(self, model: None, inputs: dict[str, torch.Tensor]) -> None:
@@ -559,5 +559,8 @@ def test_a_trainer_runs_no_further_pass_of_a_step_with_a_batch_that_is_no_larger
     for length in (9, 5, 5, 8, 7, 3):
         Trainer().training_step(None, {"ids": torch.zeros(2, length)})
     assert ran == [9, 5, 8]
+    older = type("Older", (), {"training_step": lambda trainer, model, inputs: 1})
+    ready["transformers.trainer"](SimpleNamespace(Trainer=older))
+    assert older().training_step(None, {}) == 1
     few = iter((1, 2))
     assert [len(Trainer().get_batch_samples(few, 4)[0]) for _ in range(3)] == [4, 4, 0]
