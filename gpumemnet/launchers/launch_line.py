@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain
 from pathlib import Path, PurePath
 from typing import Final
 
@@ -26,7 +26,6 @@ _PYTHON: Final = re.compile(r"python(3(\.\d+)?)?")
 _VARIABLE: Final = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _TORCHRUN_MODULES: Final = ("torch.distributed.run", "torch.distributed.launch")
 _TORCHRUN_FLAGS: Final = frozenset({"standalone", "no-python", "module", "run-path", "use-env"})
-_MOST_FILES: Final = 1000
 _PREFIXES: Final = frozenset(
     {
         *("srun", "nohup", "numactl", "uv", "poetry", "pixi", "pdm", "hatch", "pipenv", "rye"),
@@ -148,7 +147,7 @@ def _python(words: list[str], variables: dict[str, str], gpus: int | None) -> La
         launch = _torchrun(rest, variables, gpus)
         if module == _TORCHRUN_MODULES[0] or "use-env" in _options(rest, _TORCHRUN_FLAGS)[0]:
             return launch
-        rank = f"{_rank_option(Path(launch.script).parent)}=0"
+        rank = f"{_rank_option(Path(launch.script))}=0"
         return replace(launch, arguments=(rank, *launch.arguments))
     if module in ("accelerate.commands.launch", "accelerate.commands.accelerate_cli"):
         line = ["launch", *rest] if module.endswith("launch") else rest
@@ -156,15 +155,16 @@ def _python(words: list[str], variables: dict[str, str], gpus: int | None) -> La
     return Launch(module, True, tuple(rest))
 
 
-def _rank_option(folder: Path) -> str:
-    """Return what the launcher passes a script, or passed before PyTorch 2.0 if the script in
-    ``folder`` still asks for that."""
+def _rank_option(script: Path) -> str:
+    """Return what the launcher passes a script, or passed before PyTorch 2.0 if the script, or a file
+    beside it, still asks for that."""
     before, now = "--local_rank", "--local-rank"
-    for file in islice(folder.rglob("*.py"), _MOST_FILES):
+    beside = (sorted(script.parent.glob(pattern)) for pattern in ("*.py", "[!.]*/*.py"))
+    for file in (script, *chain.from_iterable(beside)):
         with suppress(OSError):
             text = file.read_text(errors="ignore")
             if before in text or now in text:
-                return before if now not in text else now
+                return now if now in text else before
     return now
 
 

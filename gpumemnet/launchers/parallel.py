@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ContextDecorator, contextmanager, nullcontext, suppress
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Final, Protocol, cast
 
 import torch
@@ -214,10 +214,11 @@ def _finished(func: Any, args: tuple[Any, ...]) -> Any:
     return (None, work, (written, work))[len(schema(func).returns)]
 
 
-def names_gpus(numbers: Sequence[int]) -> None:
+def count_named_gpus(numbers: Sequence[int]) -> None:
     """Replace a check of ``DataParallel``: the GPUs that it names are there where code counts them."""
     if len(numbers) > 1:
-        vars(torch.cuda)["device_count"] = lambda: max(numbers) + 1
+        count = max(torch.cuda.device_count(), *(each + 1 for each in numbers))
+        vars(torch.cuda)["device_count"] = partial(int, count)  # which can be pickled
 
 
 def data_parallel_forward(note: Callable[[str], None]) -> Callable[..., Any]:

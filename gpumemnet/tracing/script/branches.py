@@ -121,18 +121,32 @@ def asks_once(frame: FrameType) -> bool:
     return True
 
 
-def is_guarded(frame: FrameType | None) -> bool:
-    """Whether an error that ``frame`` raises is handled by code of the user's."""
+def is_guarded(frame: FrameType | None, kind: type[BaseException]) -> bool:
+    """Whether an error of this kind that ``frame`` raises is handled by code of the user's."""
+    names = {each.__name__ for each in kind.__mro__}
     while frame is not None:
         if is_user_code(frame.f_code.co_filename):
             node, parents = _node(frame.f_code, frame.f_lasti)
-            if node is not None and any(
-                isinstance(each, ast.Try) and each.handlers for each in _ancestors(node, parents)
-            ):
+            around = () if node is None else _ancestors(node, parents)
+            if any(not names.isdisjoint(_handled(each)) for each in around):
                 return True
         is_script = frame.f_globals.get("__name__") == "__main__"
         frame = None if is_script and frame.f_code.co_name == "<module>" else frame.f_back
     return False
+
+
+def _handled(node: ast.AST) -> set[str]:
+    """The names of the errors that ``try`` or ``with suppress(…)`` handles."""
+    kinds: list[ast.AST | None] = []
+    if isinstance(node, ast.Try):
+        kinds = [each.type for each in node.handlers]
+    if isinstance(node, ast.With):
+        calls = [
+            each.context_expr for each in node.items if isinstance(each.context_expr, ast.Call)
+        ]
+        kinds = [kind for call in calls if _label(call.func) == "suppress" for kind in call.args]
+    named = {_label(part) for kind in kinds if kind is not None for part in ast.walk(kind)}
+    return named | ({"Exception"} if None in kinds else set())
 
 
 @cache

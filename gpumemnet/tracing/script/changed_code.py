@@ -1,5 +1,5 @@
 """A user's code as it runs in a trace: loops that may be left, conditions on numbers that are asked
-for, and statements whose errors the run may get over.
+for, and statements after whose errors the run may go on.
 
 What it calls is in :mod:`gpumemnet.tracing.script.loops`.
 """
@@ -18,9 +18,9 @@ ROUNDS: Final = "_gpumemnet_rounds"
 CONDITION: Final = "_gpumemnet_condition"
 COUNTS: Final = "_gpumemnet_counts"
 DUE: Final = "_gpumemnet_due"
-NUMBERED: Final = "_gpumemnet_numbered"
+ENUMERATED: Final = "_gpumemnet_enumerated"
 TYPE: Final = "_gpumemnet_type"
-GETS_OVER: Final = "_gpumemnet_gets_over"
+CONTINUES: Final = "_gpumemnet_continues"
 """Names of what changed code calls."""
 _CLOCKS: Final = ("time", "perf_counter", "monotonic")
 
@@ -76,8 +76,12 @@ class _Changing(ast.NodeTransformer):
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         return self._may_fail(node)
 
-    def _may_fail(self, node: ast.Expr | ast.Assign) -> ast.stmt:
-        """Return a statement that the run may get over; the variables that it sets are 0 then."""
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        return self._may_fail(node)
+
+    def _may_fail(self, node: ast.Expr | ast.Assign | ast.AugAssign) -> ast.stmt:
+        """Return a statement after whose error the run may go on; variables that it assigns are 0
+        then."""
         parts = [*ast.walk(node)]
         targets = [each for one in getattr(node, "targets", ()) for each in ast.walk(one)]
         names = [each for each in targets if isinstance(each, ast.Name)]
@@ -86,7 +90,7 @@ class _Changing(ast.NodeTransformer):
         self.generic_visit(node)
         if not calls or any(isinstance(each, ast.Yield | ast.YieldFrom) for each in parts):
             return node
-        ends = ast.If(ast.UnaryOp(ast.Not(), _call(GETS_OVER)), [ast.Raise()], [])
+        ends = ast.If(ast.UnaryOp(ast.Not(), _call(CONTINUES)), [ast.Raise()], [])
         zeros = [ast.Assign([ast.Name(each.id, ast.Store())], ast.Constant(0)) for each in stored]
         handler = ast.ExceptHandler(ast.Name("Exception", ast.Load()), None, [ends, *zeros])
         return ast.copy_location(ast.Try([node], [handler], [], []), node)
@@ -94,7 +98,7 @@ class _Changing(ast.NodeTransformer):
     def visit_For(self, node: ast.For) -> ast.AST:
         match node.iter:
             case ast.Call(ast.Name("enumerate") as function):
-                function.id = NUMBERED
+                function.id = ENUMERATED
         if not self._is_generator:
             node.iter = ast.copy_location(self._rounds(node, node.iter), node.iter)
         with self._within(self._place(node)):

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from copy import copy
 from functools import partial
 from importlib.abc import Loader, MetaPathFinder
@@ -67,23 +67,18 @@ class _Preparing(MetaPathFinder):
 
             def run(module: ModuleType) -> None:
                 execute(module)
-                self.prepare(name, module)
+                self._prepare[name](module)
 
             found.loader.exec_module = run  # type: ignore[method-assign]
         return found
-
-    def prepare(self, name: str, module: ModuleType) -> None:
-        """Prepare a module, unless it is of a version that lacks what would be changed."""
-        with suppress(AttributeError):
-            self._prepare[name](module)
 
 
 @contextmanager
 def prepared(prepare: Mapping[str, Prepare]) -> Iterator[None]:
     """Context in which modules are prepared as they are imported, or now if they are already."""
-    finder = _Preparing(prepare)
     for name in prepare.keys() & sys.modules.keys():
-        finder.prepare(name, sys.modules[name])
+        prepare[name](sys.modules[name])
+    finder = _Preparing(prepare)
     sys.meta_path.insert(0, finder)
     try:
         yield
@@ -437,7 +432,7 @@ def _build_what_can_be(module: Any, note: Callable[[str], None]) -> None:
         given = signature(build).bind_partial(name, *args, **named).arguments
         if not given.get("cuda_sources") and ".cu" not in str(given.get("sources")):
             return build(name, *args, **named)
-        if is_guarded(sys._getframe(1)):
+        if is_guarded(sys._getframe(1), RuntimeError):
             raise RuntimeError("extensions of CUDA code are not built for a trace")
         note(f"the extension {name} was not built, because it is of CUDA code")
         return _Unbuilt(name)

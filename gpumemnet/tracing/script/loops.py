@@ -69,7 +69,7 @@ _LARGEST: Final = 64
 """Numbers in a collection that a counter is looked for in."""
 _WITH_ERRORS: Final = ("builtins", "gpumemnet", "numpy", "scipy", "torch", "PIL")
 """Packages with errors of what is computed; others steer a run with errors of their own."""
-_MOST_ERRORS: Final = 20
+_MOST_ERRORS: Final = 200
 _SECONDS: Final = 5.0
 """CPU time in such a loop before it is left: a loop that fills a buffer should come to its end."""
 _MORE_SECONDS: Final = 20.0
@@ -160,7 +160,7 @@ class _Running:
 class _Nowhere:
     """Stands for the loops in what a script pickles."""
 
-    condition = due = gets_over = numbered = rounds = None
+    condition = due = continues_after_error = enumerated = rounds = None
 
 
 class Loops:
@@ -209,7 +209,8 @@ class Loops:
         self.hurried: dict[str, None] = {}
         """Conditions that were decided as they are later, so that such a loop trains."""
         self.errors: dict[str, bool] = {}
-        """Errors that the run has got over → whether it had trained for long enough."""
+        """Errors after which the run went on → whether it had trained for long enough."""
+        self._errors_left = _MOST_ERRORS
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Nowhere, ()  # datasets hashes functions with what they name
@@ -283,7 +284,7 @@ class Loops:
             self.training.discard(place)
         self.making.discard(place)  # not where the trace ends within
 
-    def numbered(self, items: Iterable[Any], start: int = 0) -> Iterator[tuple[int, Any]]:
+    def enumerated(self, items: Iterable[Any], start: int = 0) -> Iterator[tuple[int, Any]]:
         """Yield as ``enumerate`` does; a loader's last batch, which comes early, has its number."""
         iterator = iter(items)
         for number in count(start):
@@ -328,6 +329,7 @@ class Loops:
             self.waiting.pop(known.line, None)
         if is_met or not self.has_stepped or step == known.step or self._is_inside():
             return holds
+        before = known.last or values
         known.met(step, values)
         risen = [i for i, each in enumerate(values) if each > known.first[i]]
         if (known.rises or 0) < _RISES or (known.leaves and not holds) or not risen:
@@ -346,7 +348,7 @@ class Loops:
             loop.asked.add(place)
         if loops:
             return holds
-        found = next(filter(is_other, known.ahead(value)), None)
+        found = next(filter(is_other, known.ahead(min(before[counter], value))), None)
         if found is None:
             known.seen = {True, False}
         elif (
@@ -372,22 +374,27 @@ class Loops:
             self.hurried[place] = None
         return is_due
 
-    def gets_over(self) -> bool:
+    def continues_after_error(self) -> bool:
         """Whether the run goes on after the error of a statement.
 
-        It has trained before, or left loops, it does not train there, and no code of the user's handles
-        the error.
-        An evaluation, say, then goes on without what could not be computed.
+        It has trained before, or left loops; no module with gradients, no backward pass and no
+        optimizer was running; and no code of the user's handles the error.  An evaluation, say, then
+        goes on without what could not be computed.
         """
         error: Any = sys.exception()
+        frame = sys._getframe(1)
         may_be_cut = self.trained()[0] or self.left
-        if self._is_inside() or not may_be_cut or is_guarded(sys._getframe(1)):
+        if self._is_inside() or not may_be_cut or is_guarded(frame, type(error)):
+            return False
+        name = frame.f_code.co_name
+        if name.startswith("__") and name != "__call__":  # a protocol, which an error may end
             return False
         is_own = type(error).__module__.partition(".")[0] not in _WITH_ERRORS
         files = {frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)}
         trains = torch.is_grad_enabled() and not files.isdisjoint(TRAINING_FILES)
-        if is_own or trains or isinstance(error, StopIteration) or len(self.errors) >= _MOST_ERRORS:
+        if is_own or trains or isinstance(error, StopIteration) or not self._errors_left:
             return False
+        self._errors_left -= 1
         self.errors.setdefault(fault_sentence(error), self.has_trained)
         return True
 
@@ -419,17 +426,17 @@ class Loops:
             code.CONDITION: self.condition,
             code.COUNTS: _are_numbers,
             code.DUE: self.due,
-            code.NUMBERED: self.numbered,
+            code.ENUMERATED: self.enumerated,
             code.TYPE: type_of,
-            code.GETS_OVER: self.gets_over,
+            code.CONTINUES: self.continues_after_error,
         }
         # Such modules may run again: a plan traces the script's model anew.
         later: dict[str, Callable[..., Any]] = {
             code.ROUNDS: lambda place, *items: items[0] if items else iter(int, 1),
             code.CONDITION: lambda about, holds_at, _, *values: holds_at(*values),
             code.DUE: lambda place: False,
-            code.NUMBERED: enumerate,
-            code.GETS_OVER: lambda: False,
+            code.ENUMERATED: enumerate,
+            code.CONTINUES: lambda: False,
         }
         vars(builtins).update(called)
         try:

@@ -188,7 +188,7 @@ class ScriptObserver:
             lambda: (self._stepped.total() or self._boundaries, len(self._made)),
             lambda: bool(self.loaders.known),
             lambda: self._generation.phase == GENERATION,
-            lambda items: self.loaders.number if items is self.loaders.giving else None,
+            self.loaders.number_of,
         )
         self._repeated = RepeatedPasses(
             self.recorder,

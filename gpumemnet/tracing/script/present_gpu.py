@@ -28,8 +28,8 @@ from gpumemnet.extract.placement import is_meta
 from gpumemnet.launchers import deepspeed_engine, loaded_weights
 from gpumemnet.launchers.parallel import (
     FSDP1,
+    count_named_gpus,
     data_parallel_forward,
-    names_gpus,
     noting_unlimited_gathers,
 )
 from gpumemnet.physics.element_types import IMAGE_DIMENSIONS
@@ -322,7 +322,7 @@ def present_gpu(
         *cuda_functions(platform, observer.streams, recorder.live_bytes, recorder.emptied, count),
         *cuda_tensor_types(),
         (names.DATA_PARALLEL, data_parallel_forward(values.note_once)),
-        (names.NAMED_GPUS, names_gpus),
+        (names.NAMED_GPUS, count_named_gpus),
         (names.GENERATOR, names.cpu_generator(GPU)),
         (names.LOAD, load),
         (

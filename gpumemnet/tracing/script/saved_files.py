@@ -137,9 +137,13 @@ class SavedFiles:
                 self._keep_copy(file, "x" in mode)
             return self._open(file, mode, *args, **kwargs)
 
-        def numbered(file: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+        def opened_by_number(file: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+            folder = kwargs.get("dir_fd")
             if flags & os.O_CREAT:
-                self._keep_copy(file)
+                # tempfile follows no link, and others make exclusive files for others to find.
+                is_exclusive = bool(flags & os.O_EXCL) and not flags & os.O_NOFOLLOW
+                place = Path() if folder is None else Path(f"/proc/self/fd/{folder}").readlink()
+                self._keep_copy(place / os.fsdecode(file), is_exclusive)
             number: int = open_number(file, flags, *args, **kwargs)
             return number
 
@@ -188,7 +192,7 @@ class SavedFiles:
                     [
                         (MAKE_FOLDER, made),
                         (LINK_FILE, linked),
-                        (OPEN_NUMBER, numbered),
+                        (OPEN_NUMBER, opened_by_number),
                         *((name, opened) for name in OPEN_FILE),
                         (PRINT, lambda *args, write=print, **kwargs: write(*args, **kwargs)),
                         *((name, renamed) for name in MOVE_FILE),

@@ -378,27 +378,24 @@ class _CudaTensorType(type):
         return torch.empty(shape, dtype=cls.dtype, device=GPU)
 
 
+class _CudaSparseTensorType(_CudaTensorType):
+    """The class of ``torch.cuda.sparse.FloatTensor`` and its like."""
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return super().__instancecheck__(value) and value.layout is torch.sparse_coo  # type: ignore[attr-defined]
+
+    def __call__(cls, *args: Any, device: object = None) -> Tensor:
+        return torch.sparse_coo_tensor(*args, dtype=cls.dtype, device=GPU)
+
+
 def cuda_tensor_types() -> list[tuple[TorchName, object]]:
     """Return ``torch.cuda.FloatTensor`` and the like with what takes their place."""
-
-    def sparse(dtype: torch.dtype) -> Callable[..., Tensor]:
-        return lambda *args, device=None: torch.sparse_coo_tensor(*args, dtype=dtype, device=GPU)
-
-    types = names.TENSOR_TYPES.items()
-    dense = [
-        (
-            TorchName(f"torch.cuda:{name}"),
-            _CudaTensorType(name, (), {"dtype": dtype, "__module__": "torch.cuda"}),
-        )
-        for name, dtype in types
-    ]
+    kinds = [("torch.cuda", _CudaTensorType), ("torch.cuda.sparse", _CudaSparseTensorType)]
     return [
-        *dense,
-        *(
-            (TorchName(f"torch.cuda.sparse:{name}"), sparse(dtype))
-            for name, dtype in types
-            if hasattr(torch.cuda.sparse, name)
-        ),
+        (TorchName(f"{module}:{name}"), kind(name, (), {"dtype": dtype, "__module__": module}))
+        for module, kind in kinds
+        for name, dtype in names.TENSOR_TYPES.items()
+        if kind is _CudaTensorType or hasattr(torch.cuda.sparse, name)
     ]
 
 

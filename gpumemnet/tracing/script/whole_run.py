@@ -43,8 +43,9 @@ MORE_STEPS: Final = 64
 REST_SECONDS: Final = 10.0
 """CPU time for what follows these steps."""
 MORE_EVENTS: Final = 20_000
-"""Allocations and releases after the first steps, and CPU time: those of tiny tensors take little."""
+"""Allocations and releases after the first steps."""
 MORE_SECONDS: Final = 5.0
+"""CPU time that they take at least: those of tiny tensors take little."""
 MORE_EVENTS_OF_GENERATION: Final = 100_000
 """The same if the run generates, as no two of its passes are equal, and for what follows the steps."""
 GENERATION: Final = "generation"
@@ -137,8 +138,8 @@ class Loaders:
         """The loader that gave a batch last."""
         self._gave: WeakKeyDictionary[DataLoader[Any], int] = WeakKeyDictionary()
         """Loader → how many batches it gave since the last step."""
-        self.number = 0
-        """The number of that batch in its epoch; the last one that is given has the last number."""
+        self.number: int | None = None
+        """The number of that batch in its epoch, where it is the last one and comes early."""
         self._sizes: set[int] = set()
         self.trained_sizes: set[int] = set()
         """Batch sizes of the loaders that gave batches for a step, of the first steps."""
@@ -149,10 +150,17 @@ class Loaders:
         self.waiting_bytes = 0
         """The most that batches take which the workers of a loader have ready."""
 
-    def gives_from(self, loader: DataLoader[Any], number: int) -> None:
-        """A loader is about to give the batch of this number."""
-        self.giving, self.number = loader, number
+    def gives_from(self, loader: DataLoader[Any]) -> None:
+        """A loader is about to give a batch."""
+        self.giving, self.number = loader, None
         self._gave[loader] = self._gave.get(loader, 0) + 1
+
+    def number_of(self, items: Any) -> int | None:
+        """Return the number of the batch that ``items`` gave, if it is a loader's last one and comes
+        early; a loader that reads ahead has given another one."""
+        if isinstance(items, DataLoader) and type(items).__iter__ is DataLoader.__iter__:
+            return self.number if items is self.giving else None
+        return None
 
     def given(self, loader: DataLoader[Any], batch: Any) -> Any:
         """Learn from a batch how much those take that wait in shared memory; return it."""
@@ -298,7 +306,7 @@ class _Batches:
 
     def __next__(self) -> Any:
         self._given += 1
-        self._loaders.gives_from(self._loader, self._given - 1)
+        self._loaders.gives_from(self._loader)
         before, self._live_bytes = self._live_bytes, self._loaders.live_bytes()
         left, is_known = self._count - self._given, self._loaders.goes_on()
         if is_known:
@@ -320,7 +328,7 @@ class _Batches:
             # The code has counted batches, or keeps something of each.
             frame = sys._getframe(1)
             is_asked = asks_once(frame)
-            is_endless = is_asked and not is_guarded(frame)
+            is_endless = is_asked and not is_guarded(frame, StopIteration)
             goes_on = what or gathers or is_asked
             if not goes_on or (left < 0 and (self._count or not (what or is_endless))):
                 raise StopIteration
