@@ -12,8 +12,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from gpumemnet.tracing.script.whole_run import called_name
-
 ROUNDS: Final = "_gpumemnet_rounds"
 CONDITION: Final = "_gpumemnet_condition"
 COUNTS: Final = "_gpumemnet_counts"
@@ -58,7 +56,7 @@ class _Changing(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        self._called[node.name] |= set(map(called_name, ast.walk(node)))
+        self._called[node.name] |= set(map(_called_name, ast.walk(node)))
         is_compiled = any("jit" in ast.unparse(each) for each in node.decorator_list)
         if is_compiled:
             return node
@@ -84,14 +82,14 @@ class _Changing(ast.NodeTransformer):
         then."""
         parts = [*ast.walk(node)]
         targets = [each for one in getattr(node, "targets", ()) for each in ast.walk(one)]
-        names = [each for each in targets if isinstance(each, ast.Name)]
-        stored = [each for each in names if isinstance(each.ctx, ast.Store)]
+        stored = [each for each in targets if isinstance(getattr(each, "ctx", 0), ast.Store)]
         calls = any(isinstance(each, ast.Call) for each in parts)
         self.generic_visit(node)
         if not calls or any(isinstance(each, ast.Yield | ast.YieldFrom) for each in parts):
             return node
         ends = ast.If(ast.UnaryOp(ast.Not(), _call(CONTINUES)), [ast.Raise()], [])
-        zeros = [ast.Assign([ast.Name(each.id, ast.Store())], ast.Constant(0)) for each in stored]
+        names = [each.id for each in stored if isinstance(each, ast.Name)]
+        zeros = [ast.Assign([ast.Name(name, ast.Store())], ast.Constant(0)) for name in names]
         handler = ast.ExceptHandler(ast.Name("Exception", ast.Load()), None, [ends, *zeros])
         return ast.copy_location(ast.Try([node], [handler], [], []), node)
 
@@ -129,7 +127,7 @@ class _Changing(ast.NodeTransformer):
         place = f"{self._file} line {node.lineno} ({ast.unparse(node.test)})"
         is_amount = _compares_amounts(node.test)
         leaves = len(node.body) == 1 and isinstance(node.body[0], ast.Return | ast.Continue)
-        inner = (called_name(each) for one in node.body for each in ast.walk(one))
+        inner = (_called_name(each) for one in node.body for each in ast.walk(one))
         self._called[place] |= {self._scope} if leaves else set(inner)
         node.test = self.visit(node.test)
         if is_amount:
@@ -182,7 +180,7 @@ class _Changing(ast.NodeTransformer):
 
     def _rounds(self, loop: ast.stmt, *items: ast.expr) -> ast.Call:
         place = self._place(loop)
-        self._called[place] |= set(map(called_name, ast.walk(loop)))
+        self._called[place] |= set(map(_called_name, ast.walk(loop)))
         return _call(ROUNDS, ast.Constant(place), *items)
 
     def _place(self, loop: ast.stmt) -> str:
@@ -209,6 +207,12 @@ class _Renaming(ast.NodeTransformer):
         return renamed
 
 
+def _called_name(node: ast.AST) -> str:
+    """The last name of what a call calls; empty for other code."""
+    function = getattr(node, "func", None)
+    return getattr(function, "attr", getattr(function, "id", ""))
+
+
 def _positions(code: Iterable[ast.AST]) -> frozenset[str]:
     """The variables that slices begin or end with, or that are added up in an index."""
     indices = (
@@ -227,7 +231,7 @@ def _numbers(code: ast.AST) -> Iterator[ast.expr | None]:
     match code:
         case ast.Constant() | ast.Call(ast.Name("len")):
             return
-        case ast.Call(ast.Attribute() | ast.Name(), []) if called_name(code) in _CLOCKS:
+        case ast.Call(ast.Attribute() | ast.Name(), []) if _called_name(code) in _CLOCKS:
             yield code
         case ast.Name() | ast.Attribute() | ast.Subscript(slice=ast.Constant()):
             yield None if "(" in ast.unparse(code) else code
@@ -244,5 +248,5 @@ def _compares_amounts(test: ast.expr) -> bool:
     calls = [each for each in ast.walk(test) if isinstance(each, ast.Call)]
     orders = ast.Gt | ast.GtE | ast.Lt | ast.LtE
     return any(isinstance(each, orders) for each in ast.walk(test)) and all(
-        called_name(each) in ("len", "size") for each in calls
+        _called_name(each) in ("len", "size") for each in calls
     )

@@ -67,9 +67,10 @@ _AHEAD: Final = 100_000
 """How many later numbers of a counter are tried."""
 _LARGEST: Final = 64
 """Numbers in a collection that a counter is looked for in."""
-_WITH_ERRORS: Final = ("builtins", "gpumemnet", "numpy", "scipy", "torch", "PIL")
-"""Packages with errors of what is computed; others steer a run with errors of their own."""
+_COMPUTING: Final = ("builtins", "gpumemnet", "numpy", "scipy", "torch", "PIL")
+"""Packages whose errors tell that something cannot be computed; others steer a run by theirs."""
 _MOST_ERRORS: Final = 200
+"""After so many the next one ends the run: its loop may wait for what it cannot get."""
 _SECONDS: Final = 5.0
 """CPU time in such a loop before it is left: a loop that fills a buffer should come to its end."""
 _MORE_SECONDS: Final = 20.0
@@ -389,10 +390,10 @@ class Loops:
         name = frame.f_code.co_name
         if name.startswith("__") and name != "__call__":  # a protocol, which an error may end
             return False
-        is_own = type(error).__module__.partition(".")[0] not in _WITH_ERRORS
+        steers = type(error).__module__.partition(".")[0] not in _COMPUTING
         files = {frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)}
         trains = torch.is_grad_enabled() and not files.isdisjoint(TRAINING_FILES)
-        if is_own or trains or isinstance(error, StopIteration) or not self._errors_left:
+        if steers or trains or isinstance(error, StopIteration) or not self._errors_left:
             return False
         self._errors_left -= 1
         self.errors.setdefault(fault_sentence(error), self.has_trained)

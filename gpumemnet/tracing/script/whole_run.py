@@ -8,7 +8,6 @@ it takes there beyond its first steps is part of the answer.
 
 from __future__ import annotations
 
-import ast
 import random
 import re
 import sys
@@ -511,9 +510,3 @@ def state_bytes(optimizer: Optimizer, parameters: Sequence[Tensor]) -> int:
     held = [each for state in twin.state.values() for each in state.values()]
     tensors = [each for each in held if isinstance(each, Tensor) and each.numel() > 1]
     return gradients + sum(each.numel() * each.element_size() for each in tensors)
-
-
-def called_name(node: ast.AST) -> str:
-    """The last name of what a call calls; empty for other code."""
-    function = getattr(node, "func", None)
-    return getattr(function, "attr", getattr(function, "id", ""))
