@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from gpumemnet.atomic_files import Document
@@ -127,7 +127,7 @@ class PlannedJob:
     @property
     def architecture_json(self) -> str:
         """The architecture as stored in the dataset."""
-        return json.dumps(self.architecture.to_dict(), sort_keys=True)
+        return json.dumps(asdict(self.architecture), sort_keys=True)
 
     @property
     def options_json(self) -> str:
@@ -144,7 +144,7 @@ class PlannedJob:
         """JSON-ready; :func:`parse_planned` is the inverse."""
         return {
             "family": self.family,
-            "architecture": self.architecture.to_dict(),
+            "architecture": asdict(self.architecture),
             "options": self.options.to_dict(),
         }
 

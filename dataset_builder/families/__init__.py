@@ -12,12 +12,11 @@ import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
-from gpumemnet.atomic_files import Document
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import Layer, describe
 from gpumemnet.job.training_job import TrainingJob
@@ -90,14 +89,9 @@ class RoughSizes:
     multiply_adds: float
 
 
+@dataclass(frozen=True, slots=True)
 class Architecture:
-    """Every parameter of a network of one family; a frozen dataclass, so that equal networks are
-    equal architectures."""
-
-    def to_dict(self) -> Document:
-        """JSON-ready; :func:`parse_architecture` is the inverse."""
-        values = ((field.name, getattr(self, field.name)) for field in fields(self))  # type: ignore[arg-type]
-        return {name: [*value] if isinstance(value, tuple) else value for name, value in values}
+    """Every parameter of a network of one family; equal networks are equal architectures."""
 
 
 class Family(Protocol):

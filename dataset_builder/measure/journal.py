@@ -8,17 +8,16 @@ off, and its job is measured again.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import itertools
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.atomic_files import replace_file
+from gpumemnet.atomic_files import locked, replace_file
 from gpumemnet.errors import DatasetError, InvalidJobError
 from gpumemnet.job.measurement import Measurement, measurement_from_dict, measurement_to_dict
 from gpumemnet.job.training_job import TrainingJob
@@ -42,7 +41,7 @@ class Settings:
     jobs: int
 
 
-class Journal:
+class Journal(ExitStack):
     """The open, locked journal of a campaign's folder; a context manager.
 
     Attributes:
@@ -57,33 +56,21 @@ class Journal:
             DatasetError: when another campaign holds the folder, it cannot be written, or a row in
                 it is damaged.
         """
-        self.folder = folder
-        self.finished: set[str] = set()
-        with _writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(
-                folder / _JOURNAL, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
-            )
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._descriptor)
-            raise DatasetError(
-                f"another campaign is running in {folder}: wait for it, or give another folder"
-            ) from None
-        try:
+        super().__init__()
+        self.folder, path = folder, folder / _JOURNAL
+        with ExitStack() as opening:
             with _writing(folder):
-                os.ftruncate(self._descriptor, _whole_lines(folder / _JOURNAL))
-            self.finished.update(key for key, _ in _entries(folder / _JOURNAL))
-        except BaseException:
-            os.close(self._descriptor)
-            raise
-
-    def __enter__(self) -> Journal:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._descriptor)
+                folder.mkdir(parents=True, exist_ok=True)
+                try:
+                    opening.enter_context(locked(path, 0.0))
+                except TimeoutError:
+                    raise DatasetError(
+                        f"another campaign is running in {folder}: wait for it, or give another folder"
+                    ) from None
+                self._file = opening.enter_context(path.open("ab", buffering=0))
+                self._file.truncate(_whole_lines(path))
+            self.finished = {key for key, _ in _entries(path)}
+            self.push(opening.pop_all())
 
     def append(self, key: str, measurement: Measurement) -> None:
         """Make one measurement durable.
@@ -98,8 +85,8 @@ class Journal:
         data = line.encode()
         with _writing(self.folder):
             while data:
-                data = data[os.write(self._descriptor, data) :]
-            os.fsync(self._descriptor)
+                data = data[self._file.write(data) :]
+            os.fsync(self._file.fileno())
         self.finished.add(key)
 
     def plan(self, settings: Settings) -> list[PlannedJob] | None:
@@ -186,7 +173,7 @@ def _whole_lines(path: Path) -> int:
     return data.rfind(b"\n") + 1
 
 
-@contextlib.contextmanager
+@contextmanager
 def _writing(folder: Path) -> Iterator[None]:
     try:
         yield

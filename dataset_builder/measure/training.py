@@ -145,20 +145,14 @@ def build_network(planned: PlannedJob, device: torch.device) -> nn.Module:
     on ``device`` in the order of ``module.to(device)`` and filled from the host.  The allocations
     equal those of a network that is built on the host, without the seconds of its initialisation.
     """
-    members = family(planned.family)
     with torch.device("meta"):
-        network = members.build(planned.architecture)
-    if any(name.rpartition(".")[2] not in _BUFFER_VALUES for name, _ in network.named_buffers()):
-        # Tables that the network computes (positions, masks) must keep their values: build it in
-        # full.
-        network = _apply_options(members.build(planned.architecture), planned.options).to(device)
-    else:
-        network = _apply_options(network, planned.options).to_empty(device=device)
-        for name, parameter in network.named_parameters():
-            _copy_over(parameter.detach(), _weight_values(name, parameter))
-        for name, buffer in network.named_buffers():
-            value = _BUFFER_VALUES[name.rpartition(".")[2]]
-            _copy_over(buffer, torch.full((_BLOCK_ELEMENTS,), value, dtype=buffer.dtype))
+        network = family(planned.family).build(planned.architecture)
+    network = _apply_options(network, planned.options).to_empty(device=device)
+    for name, parameter in network.named_parameters():
+        _copy_over(parameter.detach(), _weight_values(name, parameter))
+    for name, buffer in network.named_buffers():  # of batch norms, as no network has others
+        value = _BUFFER_VALUES[name.rpartition(".")[2]]
+        _copy_over(buffer, torch.full((_BLOCK_ELEMENTS,), value, dtype=buffer.dtype))
     return network.train()
 
 

@@ -44,6 +44,10 @@ _NUMBERS_OF: Final = attrgetter(*NUMBER_FIELDS)
 _FIELDS_OF_LAYER: Final = [itemgetter(index) for index in range(len(Layer._fields))]
 _TRAINS_OF_CODE: Final = (False, True, None)
 """Code in the column ``layer_trains`` → its value; the last is that of -1."""
+_OF_LAYERS: Final = (
+    *("layer_kinds", "layer_activations", "layer_parameters", "layer_trains", "layer_blocks"),
+)
+"""The columns with an entry for each layer."""
 _INDEX_OF_NUMBER: Final = {name: index for index, name in enumerate(NUMBER_FIELDS)}
 _SMALLEST, _LARGEST = np.array([limits for _, *limits in FIELD_RANGES], dtype=np.float64).T[
     ..., None
@@ -218,17 +222,16 @@ class JobTable(Rows[TrainingJob]):
             option_codes.append(codes[table.option_codes])
             places = np.array([code_of_kind[kind] for kind in table.kind_names], dtype=np.int64)
             kinds.append(places[table.layer_kinds])
+        columns = {
+            name: np.concatenate([getattr(table, name) for table in tables])
+            for name in ("layer_counts", *_OF_LAYERS)
+        }
         return JobTable(
             numbers=np.concatenate([table.numbers for table in tables], axis=1),
             option_sets=tuple(option_sets),
             option_codes=np.concatenate(option_codes),
-            layer_counts=np.concatenate([table.layer_counts for table in tables]),
-            layer_kinds=np.concatenate(kinds),
-            layer_activations=np.concatenate([table.layer_activations for table in tables]),
-            layer_parameters=np.concatenate([table.layer_parameters for table in tables]),
-            layer_trains=np.concatenate([table.layer_trains for table in tables]),
-            layer_blocks=np.concatenate([table.layer_blocks for table in tables]),
             unknown_kinds=unknown,
+            **columns | {"layer_kinds": np.concatenate(kinds)},
         )
 
     def __len__(self) -> int:
@@ -284,12 +287,11 @@ class JobTable(Rows[TrainingJob]):
             numbers=self.numbers[:, rows],
             option_codes=self.option_codes[rows],
             layer_counts=counts,
-            layer_kinds=self.layer_kinds[places],
-            layer_activations=self.layer_activations[places],
-            layer_parameters=self.layer_parameters[places],
-            layer_trains=self.layer_trains[places],
-            layer_blocks=self.layer_blocks[places],
+            **self._of_layers(places),
         )
+
+    def _of_layers(self, places: Indices | slice) -> dict[str, Any]:
+        return {name: getattr(self, name)[places] for name in _OF_LAYERS}
 
     def with_numbers(self, name: str, values: Array) -> JobTable:
         """A copy of the table in which the field ``name`` has the given ``values``, shape
@@ -305,17 +307,8 @@ class JobTable(Rows[TrainingJob]):
 
     def without_layers(self) -> JobTable:
         """The same jobs with their totals only."""
-        none, no_codes = np.empty(0), np.empty(0, dtype=np.int64)
-        return replace(
-            self,
-            layer_counts=np.zeros(len(self), dtype=np.int64),
-            layer_kinds=no_codes,
-            layer_activations=none,
-            layer_parameters=none,
-            layer_trains=no_codes,
-            layer_blocks=no_codes,
-            unknown_kinds=(),
-        )
+        counts = np.zeros(len(self), dtype=np.int64)
+        return replace(self, layer_counts=counts, **self._of_layers(slice(0)), unknown_kinds=())
 
     def split_by_job(self, values: Sequence[T]) -> Iterator[Sequence[T]]:
         """Divides values of all layers, ``N``, into those of each job."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
@@ -242,14 +242,9 @@ def bins_of_width(width_bytes: float, top_bytes: int = DEFAULT_TOP_BYTES) -> Bin
     return BinScheme(width, math.ceil(top_bytes / width) + 1 if width > 0 else 0)
 
 
-def _published(width_mib: int, top_bytes: int = DEFAULT_TOP_BYTES) -> BinScheme:
-    return BinScheme(
-        width_mib * MIB, math.ceil(top_bytes / (width_mib * MIB)) + 1, f"published-{width_mib}mib"
-    )
-
-
 PUBLISHED_BINS: Final[dict[str, BinScheme]] = {
-    scheme.name: scheme for scheme in (_published(1000), _published(2000), _published(8000))
+    (name := f"published-{width}mib"): replace(bins_of_width(width * MIB), name=name)
+    for width in (1000, 2000, 8000)
 }
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -127,17 +127,12 @@ class BundleModel:
         self.card = bundle.card
         self.needs_layers = bundle.card.encoder == "transformer"
         self.support = Support(bundle.card)
-        self._model_gpus: dict[PredictionGpu, ModelGpu] = {}
+        self.model_gpu = cache(self._model_gpu)
         self._rows_at_once = _ROWS_AT_ONCE[bundle.card.encoder]
         self._session = load_session(bundle)
 
-    def model_gpu(self, prediction_gpu: PredictionGpu) -> ModelGpu:
-        """Returns the GPU as this model sees it; the same object for the same GPU."""
-        if prediction_gpu not in self._model_gpus:
-            self._model_gpus[prediction_gpu] = self._new_model_gpu(prediction_gpu)
-        return self._model_gpus[prediction_gpu]
-
-    def _new_model_gpu(self, prediction_gpu: PredictionGpu) -> ModelGpu:
+    def _model_gpu(self, prediction_gpu: PredictionGpu) -> ModelGpu:
+        """Returns the GPU as this model sees it."""
         site = self.card.site_calibration
         if site is not None and site.gpu == prediction_gpu.gpu:
             return ModelGpu(prediction_gpu, 0, site.shift_bytes, site.shift_bound_bytes, site)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, Final, Protocol
 
 from gpumemnet.errors import DatasetError
@@ -64,7 +65,7 @@ def published_measurement(
         provenance="published",
         gpu=PUBLISHED_GPU,
         recipe="published",
-        architecture=json.dumps(architecture.to_dict(), sort_keys=True),
+        architecture=json.dumps(asdict(architecture), sort_keys=True),
         reason=reason,
         peak_device_bytes=count_in(row, "Max GPU Memory (MiB)") * MIB,
         seconds=PUBLISHED_SECONDS,

@@ -33,7 +33,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from gpumemnet.errors import FieldError
 
 from .access import AllowedHosts, ApiKey, KeyRing
-from .monitoring import IN_WORK, REFUSALS, REQUEST_ID, RequestRecords
+from .handlers import send_response
+from .monitoring import IN_WORK, REFUSALS, REQUEST_ID, record_request
 from .problems import (
     FORBIDDEN,
     INTERNAL_ERROR,
@@ -63,7 +64,6 @@ _FALLBACK: Final = b"gpumemnet-fallback"
 """Header of every response while another release answers in place of the registry's champion; its
 value is that release."""
 _NOSNIFF: Final = (b"x-content-type-options", b"nosniff")
-_RETRY: Final = {"Retry-After": "1"}
 
 logger = logging.getLogger("gpumemnet.service")
 
@@ -182,7 +182,6 @@ class AccessControl:
     serving: ServedRelease | None = None
     max_concurrency: int = 256
     _in_work: int = 0
-    _records: RequestRecords = field(default_factory=RequestRecords)
     _id_start: str = field(default_factory=partial(secrets.token_hex, 8))
     _ids: Iterator[int] = field(default_factory=count)
 
@@ -246,7 +245,7 @@ class AccessControl:
             if rule.is_limited:
                 if self._in_work > self.max_concurrency:
                     detail = "too many requests are in progress: try again later"
-                    raise Refusal(OVERLOADED, detail, _RETRY)
+                    raise Refusal(OVERLOADED, detail)
                 # Count the requests that arrived meanwhile before the work begins.
                 await asyncio.sleep(0)
             state = scope.setdefault("state", {})
@@ -264,13 +263,13 @@ class AccessControl:
         except asyncio.CancelledError:  # the service stops, and its shutdown time is over
             if status:
                 raise
-            stopping = Refusal(OVERLOADED, "the service is stopping: try again", _RETRY)
+            stopping = Refusal(OVERLOADED, "the service is stopping: try again")
             await _send_problem(send_on, stopping, scope)
         finally:
             if rule.is_limited:
                 self._in_work -= 1
                 IN_WORK.dec()
-            self._records.add(
+            record_request(
                 scope["method"],
                 rule.name,
                 status or CLIENT_LEFT,
@@ -296,7 +295,7 @@ def _check_key(key: ApiKey | None, scope: str, presented: bytes | None) -> None:
     if key is None:
         reason = "the API key is unknown" if presented is not None else "an API key is required"
         detail = f"{reason}: send one as 'Authorization: Bearer KEY'"
-        raise Refusal(UNAUTHORIZED, detail, {"WWW-Authenticate": "Bearer"})
+        raise Refusal(UNAUTHORIZED, detail)
     if scope != ANY_KEY and scope not in key.scopes:
         allowed = ", ".join(sorted(key.scopes))
         detail = f"the API key {key.name!r} does not allow {scope!r}: {allowed}"
@@ -306,12 +305,6 @@ def _check_key(key: ApiKey | None, scope: str, presented: bytes | None) -> None:
 async def _send_problem(send: Send, error: FieldError | HTTPException, scope: Scope) -> None:
     document = problem_document(error, scope["method"], scope["path"])
     REFUSALS.labels(document["type"].rpartition(":")[2]).inc()
-    body = orjson.dumps(document)
     given = error.headers or {} if isinstance(error, HTTPException) else {}
-    headers = [
-        (b"content-type", MEDIA_TYPE.encode()),
-        (b"content-length", b"%d" % len(body)),
-        *((name.lower().encode(), value.encode()) for name, value in given.items()),
-    ]
-    await send({"type": "http.response.start", "status": document["status"], "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    headers = ((name.lower().encode(), value.encode()) for name, value in given.items())
+    await send_response(send, document["status"], MEDIA_TYPE, orjson.dumps(document), *headers)

@@ -92,8 +92,7 @@ class SearchHandler(JsonHandler):
 
     async def _content(self, body: bytes) -> bytes:
         if self._searches >= MAX_SEARCHES:
-            detail = "too many searches are waiting: try again later"
-            raise Refusal(OVERLOADED, detail, {"Retry-After": "1"})
+            raise Refusal(OVERLOADED, "too many searches are waiting: try again later")
         self._searches += 1
         try:
             return await to_thread.run_sync(self._bytes, body, limiter=_SEARCH_TURN)
@@ -160,7 +159,7 @@ async def read_json_body(scope: Scope, receive: Receive) -> bytes | None:
 
 def _too_large(max_bytes: int) -> Refusal:
     detail = f"the body is larger than the {max_bytes} bytes that this service reads: send fewer jobs at a time"
-    return Refusal(TOO_LARGE, detail, {"Connection": "close"})
+    return Refusal(TOO_LARGE, detail)
 
 
 def read_query(query: bytes, name: str) -> list[str]:
@@ -244,8 +243,11 @@ def _sentence(error: ErrorDetails, members: Sequence[str]) -> str:
     return f"{message}, not {describe(error['input'])}"
 
 
-async def send_response(send: Send, status: int, media_type: str, content: bytes) -> None:
-    """Send one whole response."""
-    headers = [(b"content-type", media_type.encode()), (b"content-length", b"%d" % len(content))]
+async def send_response(
+    send: Send, status: int, media_type: str, content: bytes, *more: tuple[bytes, bytes]
+) -> None:
+    """Send one whole response, with ``more`` headers."""
+    length = b"%d" % len(content)
+    headers = [(b"content-type", media_type.encode()), (b"content-length", length), *more]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": content})

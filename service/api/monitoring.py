@@ -17,6 +17,7 @@ import struct
 import time
 import traceback
 from contextvars import ContextVar
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -90,39 +91,34 @@ for _kind in PROBLEM_KINDS:
     REFUSALS.labels(_kind.name)
 
 
-class RequestRecords:
-    """Logs and counts finished requests; caches the children of a metric, because finding one by its
-    labels is slow."""
+@cache
+def labelled(metric: Any, *labels: str) -> Any:
+    """The child of a metric with these labels; finding one is slow."""
+    return metric.labels(*labels)
 
-    def __init__(self) -> None:
-        self._seconds: dict[str, Histogram] = {}
-        self._requests: dict[tuple[str, int], Counter] = {}
 
-    def add(
-        self, method: str, path: str, status: int, seconds: float, sent_bytes: int, **names: str
-    ) -> None:
-        """Log and count one finished request.
+def record_request(
+    method: str, path: str, status: int, seconds: float, sent_bytes: int, **names: str
+) -> None:
+    """Log and count one finished request.
 
-        Args:
-            method: as the client sent it.
-            path: the path's name, its variable parts in braces.
-            status: of the response; 499 when the client disconnected before it.
-            seconds: from the arrival of the request's head to the end of the response.
-            sent_bytes: length of the response body.
-            names: the names of its API key (``key``) and W3C trace (``trace_id``); left out of the
-                log where empty.
-        """
-        if (path, status) not in self._requests:
-            self._requests[path, status] = REQUESTS.labels(path, str(status))
-            self._seconds[path] = SECONDS.labels(path)
-        self._requests[path, status].inc()
-        self._seconds[path].observe(seconds)
-        level = logging.ERROR if status == 500 else logging.INFO
-        if _requests.isEnabledFor(level):
-            event: Document = {"method": method, "path": path, "status": status}
-            event |= {"seconds": round(seconds, 6), "bytes": sent_bytes}
-            event |= {name: value for name, value in names.items() if value}
-            _requests.log(level, "request", extra={_EVENT: event})
+    Args:
+        method: as the client sent it.
+        path: the path's name, its variable parts in braces.
+        status: of the response; 499 when the client disconnected before it.
+        seconds: from the arrival of the request's head to the end of the response.
+        sent_bytes: length of the response body.
+        names: the names of its API key (``key``) and W3C trace (``trace_id``); left out of the log
+            where empty.
+    """
+    labelled(REQUESTS, path, str(status)).inc()
+    labelled(SECONDS, path).observe(seconds)
+    level = logging.ERROR if status == 500 else logging.INFO
+    if _requests.isEnabledFor(level):
+        event: Document = {"method": method, "path": path, "status": status}
+        event |= {"seconds": round(seconds, 6), "bytes": sent_bytes}
+        event |= {name: value for name, value in names.items() if value}
+        _requests.log(level, "request", extra={_EVENT: event})
 
 
 def metrics_document() -> bytes:

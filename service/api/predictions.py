@@ -34,7 +34,7 @@ from gpumemnet.site.releases import SHIPPED
 from gpumemnet.units import MIB
 
 from .handlers import read_request
-from .monitoring import PREDICTIONS
+from .monitoring import PREDICTIONS, labelled
 from .problems import located, problem_document
 from .schemas import (
     MAX_JOBS,
@@ -329,7 +329,7 @@ class PredictionApi:
         for (code, is_inside), number in Counter(
             zip(jobs.option_codes.tolist(), in_support, strict=True)
         ).items():
-            _counter(families[code], is_inside).inc(number)
+            labelled(PREDICTIONS, families[code], str(is_inside).lower()).inc(number)
         if self._recorder is not None:
             sha256 = self._bundles[predictions.model.name].sha256
             self._recorder.record(
@@ -355,11 +355,6 @@ def _in_order(
 def _chosen(document: Document, fields: Sequence[str] | None) -> Document:
     """The fields of a prediction that a batch asks for; all without a choice."""
     return document if fields is None else {name: document.get(name) for name in fields}
-
-
-@cache
-def _counter(family: str, is_inside: bool) -> Any:
-    return PREDICTIONS.labels(family, str(is_inside).lower())
 
 
 def _check_size(jobs: int, options: Options) -> None:

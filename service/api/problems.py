@@ -7,7 +7,6 @@ line and the service report the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,12 +20,13 @@ MEDIA_TYPE: Final = "application/problem+json"
 
 @dataclass(frozen=True, slots=True)
 class ProblemKind:
-    """One type of problem: the last part of its ``type`` URI, and the members that all problems of
-    the type share."""
+    """One type of problem: the last part of its ``type`` URI, and the members and headers that all
+    problems of the type share."""
 
     name: str
     status: int
     title: str
+    headers: tuple[tuple[str, str], ...] = ()
 
     @property
     def uri(self) -> str:
@@ -39,14 +39,18 @@ INVALID_JOB: Final = ProblemKind("invalid-job", 422, "The job is not valid")
 UNSUPPORTED_JOB: Final = ProblemKind("unsupported-job", 422, "No model is loaded for the job")
 OUTSIDE_SUPPORT: Final = ProblemKind("outside-support", 422, "The job has no such number")
 INTERNAL_ERROR: Final = ProblemKind("internal-error", 500, "The service failed")
-OVERLOADED: Final = ProblemKind("overloaded", 503, "The service is busy")
-UNAUTHORIZED: Final = ProblemKind("unauthorized", 401, "An API key is required")
+OVERLOADED: Final = ProblemKind("overloaded", 503, "The service is busy", (("Retry-After", "1"),))
+UNAUTHORIZED: Final = ProblemKind(
+    "unauthorized", 401, "An API key is required", (("WWW-Authenticate", "Bearer"),)
+)
 FORBIDDEN: Final = ProblemKind("forbidden", 403, "The API key does not allow this")
 MISDIRECTED: Final = ProblemKind("misdirected", 421, "The host is not allowed")
 CONFLICT: Final = ProblemKind("conflict", 409, "The request conflicts with the stored state")
 UNKNOWN: Final = ProblemKind("unknown", 404, "Not found")
 INVALID_HTTP: Final = ProblemKind("invalid-http", 400, "The request is not valid HTTP")
-TOO_LARGE: Final = ProblemKind("body-too-large", 413, "The body is too large")
+TOO_LARGE: Final = ProblemKind(
+    "body-too-large", 413, "The body is too large", (("Connection", "close"),)
+)
 NO_JSON: Final = ProblemKind("unsupported-media-type", 415, "The body must be JSON")
 NOT_FOUND: Final = ProblemKind("not-found", 404, "There is nothing at this path")
 WRONG_METHOD: Final = ProblemKind(
@@ -74,10 +78,8 @@ class Refusal(HTTPException):
         kind: the problem type, which gives the status.
     """
 
-    def __init__(
-        self, kind: ProblemKind, detail: str, headers: Mapping[str, str] | None = None
-    ) -> None:
-        super().__init__(kind.status, detail, dict(headers or {}))
+    def __init__(self, kind: ProblemKind, detail: str) -> None:
+        super().__init__(kind.status, detail, dict(kind.headers))
         self.kind = kind
 
 

@@ -596,7 +596,7 @@ def _set_result(future: asyncio.Future[Any], answer: Any) -> None:
 
 
 def _busy(reason: str) -> Refusal:
-    return Refusal(OVERLOADED, f"{reason}: try again later", {"Retry-After": "1"})
+    return Refusal(OVERLOADED, f"{reason}: try again later")
 
 
 def made_at_seconds(identity: str | None) -> float:

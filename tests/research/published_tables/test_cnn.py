@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -62,7 +63,7 @@ def test_a_plain_network_by_hand() -> None:
 )
 def test_every_network_trains(arch: str, depth: int, base: int, size: int, norm: bool) -> None:
     architecture = PublishedCnn(arch, 3, 7, depth, base, size, "gelu", 0.1, norm)
-    assert parse(architecture.to_dict()) == architecture
+    assert parse(asdict(architecture)) == architecture
     with torch.device("meta"):
         network = build(architecture)
         (image,), target = tensors(architecture)
