@@ -143,7 +143,7 @@ class HostNumbers:
         self, func: Any, args: tuple[Any, ...], named: dict[str, Any], result: Any, *, writes: bool
     ) -> None:
         """Compute what an operator has made, or has written, where numbers are made up."""
-        made = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
+        made = argument_tensors([result], {})
         if "empty" in func.__name__ or any(each.numel() > MOST_NUMBERS for each in made):
             return
         if writes or not all(map(self._has, made)):
@@ -155,7 +155,7 @@ class HostNumbers:
         self, func: Any, arguments: tuple[tuple[Any, ...], dict[str, Any]], result: Any
     ) -> None:
         """Compute what an operator has made, or has written, of known numbers."""
-        made = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
+        made = argument_tensors([result], {})
         if any(each.numel() > MOST_NUMBERS for each in made):
             return
         try:

@@ -43,7 +43,6 @@ from gpumemnet.torch_private.names import (
     schema,
     seen_within_operators,
     storage_id,
-    tree_leaves,
     tree_map_only,
     without_function_modes,
 )
@@ -317,7 +316,7 @@ class KnownValues(DispatchMode):
             trial = call_on_meta(func, args, named)
         except RuntimeError:  # the operator needs values, which are known
             return func(*args, **named)
-        made = [leaf for leaf in tree_leaves(trial) if isinstance(leaf, torch.Tensor)]
+        made = argument_tensors([trial], {})
         whole = sum(
             leaf.numel() for leaf in made if not (leaf.is_floating_point() or leaf.is_complex())
         )

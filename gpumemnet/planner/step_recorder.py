@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
+from gpumemnet.extract.known_layouts import argument_tensors
 from gpumemnet.planner.recomputing import keeps_results
 from gpumemnet.torch_private.names import (
     next_node_number,
@@ -244,14 +245,8 @@ class StepRecorder(Recorder):
     def _record_operator(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, start: int
     ) -> None:
-        inputs = [
-            leaf
-            for leaf in tree_leaves((args, kwargs))
-            if isinstance(leaf, Tensor) and self.holds(leaf)
-        ]
-        outputs = [
-            leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and self.holds(leaf)
-        ]
+        inputs = list(filter(self.holds, argument_tensors(args, kwargs)))
+        outputs = list(filter(self.holds, argument_tensors([result], {})))
         if not inputs and not outputs:
             return
         flops, dtype = (

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from gpumemnet.allocator import EMPTY_CACHE
+from gpumemnet.extract.known_layouts import argument_tensors
 from gpumemnet.extract.module_calls import ModulePath
 from gpumemnet.launchers.host_memory import HostTensors
 from gpumemnet.torch_private.names import (
@@ -430,11 +431,13 @@ class Recorder(DispatchMode):
         result = self._run(func, args, kwargs)
         # Real tensors keep their values, and subclasses and sparse tensors define their own layout.
         if (layout := self._layouts[func]) is not None and all(
-            map(_has_strides_on_meta, _tensors(result))
+            map(_has_strides_on_meta, argument_tensors([result], {}))
         ):
             with without_function_modes():  # the model did not request what the rule makes
                 result = layout(args, result)
-        outputs = [part for tensor in _tensors(result) for part in dense_parts(tensor)]
+        outputs = [
+            part for tensor in argument_tensors([result], {}) for part in dense_parts(tensor)
+        ]
         fresh = [
             tensor
             for tensor in outputs[: _ON_THE_GPU.get(func)]
@@ -612,21 +615,5 @@ def _name(operator: Any) -> str:
     return operator if isinstance(operator, str) else str(operator).rpartition(".")[0]
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    return (
-        [value]
-        if isinstance(value, Tensor)
-        else [each for each in _flat(value) if isinstance(each, Tensor)]
-    )
-
-
 def _has_strides_on_meta(tensor: Tensor) -> bool:
     return type(tensor) is Tensor and tensor.is_meta and tensor.layout is torch.strided
-
-
-def _flat(value: Any) -> Iterator[Any]:
-    if isinstance(value, list | tuple):
-        for entry in value:
-            yield from _flat(entry)
-    else:
-        yield value

@@ -195,15 +195,12 @@ def _flash_backward(call: Call) -> tuple[Scratch, ...]:
         sums *= ceil_div(call.platform.device.multiprocessors, batch * heads)
     pieces = [
         *_copies(call, "grad_out", "out"),
-        *exactly(batch * heads * padded * 4, KIND, held=True),
-        *exactly(sums, KIND, held=True),
+        *exactly(KIND, batch * heads * padded * 4, sums),
     ]
     if (
         key.shape[1] != heads
     ):  # grouped queries: gradients of every head, then summed over the group
-        pieces += 2 * exactly(
-            batch * heads * key.shape[2] * width * key.element_size(), KIND, held=True
-        )
+        pieces += 2 * exactly(KIND, batch * heads * key.shape[2] * width * key.element_size())
     return tuple(pieces)
 
 
@@ -215,9 +212,7 @@ def _copies(call: Call, *names: str) -> tuple[Scratch, ...]:
     """Return the copies of non-contiguous arguments, which the kernel reads as ``[batch, length,
     heads, width]``."""
     transposed = (call.arguments[name].transpose(1, 2) for name in names)
-    return tuple(
-        piece for tensor in transposed for piece in exactly(copy_bytes(tensor), "copy", held=True)
-    )
+    return exactly("copy", *map(copy_bytes, transposed))
 
 
 def _efficient_forward(call: Call) -> tuple[Scratch, ...]:
@@ -226,7 +221,7 @@ def _efficient_forward(call: Call) -> tuple[Scratch, ...]:
     if query.element_size() == 4 or value.shape[3] <= 128:
         return ()
     batch, heads, rows, _ = query.shape
-    return exactly(batch * heads * rows * value.shape[3] * 4, KIND, held=True)
+    return exactly(KIND, batch * heads * rows * value.shape[3] * 4)
 
 
 def _efficient_backward(call: Call) -> tuple[Scratch, ...]:
@@ -236,9 +231,10 @@ def _efficient_backward(call: Call) -> tuple[Scratch, ...]:
     is_fp32 = query.element_size() == 4
     return (
         *_copies(call, "grad_out_"),
-        *exactly(tensor_bytes(value) // value.shape[2] * rows if is_fp32 else 0, KIND),
-        *exactly(batch * heads * rows * 4, KIND, held=True),
-        *exactly(efficient_workspace(query, key, value, call.platform), KIND, held=True),
+        *exactly(KIND, tensor_bytes(value) // value.shape[2] * rows if is_fp32 else 0, held=False),
+        *exactly(
+            KIND, batch * heads * rows * 4, efficient_workspace(query, key, value, call.platform)
+        ),
     )
 
 
@@ -297,8 +293,7 @@ def _safe_softmax(call: Call) -> tuple[Scratch, ...]:
     (``transformers/attention.cpp``)."""
     scores: Tensor = call.arguments["self"]
     rows = scores.numel() // max(1, scores.shape[call.arguments["dim"]]) if scores.dim() else 1
-    pieces = (scores.numel(), rows, scores.element_size())
-    return tuple(piece for amount in pieces for piece in exactly(amount, KIND, held=True))
+    return exactly(KIND, scores.numel(), rows, scores.element_size())
 
 
 OVERRIDES.append(

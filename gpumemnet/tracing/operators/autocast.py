@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from gpumemnet.extract.known_layouts import argument_tensors
 from gpumemnet.physics.element_types import (
     BANNED,
     FLOAT32,
@@ -97,7 +98,7 @@ def _in_region(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 def _lower_precision(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     # Factors lie on one device: beside a meta tensor, small ones with values are on the GPU too.
-    has_meta = any(True for _ in _tensors((*args, *kwargs.values())))
+    has_meta = any(map(_is_castable, argument_tensors(args, kwargs)))
     return _with_casts(original, torch.get_autocast_dtype("cuda"), args, kwargs, has_meta)
 
 
@@ -108,7 +109,7 @@ def _float32(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def _promote(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     lower = torch.get_autocast_dtype("cuda")
     widest = lower
-    for tensor in _tensors((*args, *kwargs.values())):
+    for tensor in filter(_is_castable, argument_tensors(args, kwargs)):
         if tensor.dtype == torch.float32:
             widest = torch.float32
         elif tensor.is_floating_point() and tensor.dtype not in (lower, torch.float64):
@@ -190,14 +191,6 @@ def _is_cached(tensor: Tensor, dtype: torch.dtype) -> bool:
         and not is_view(tensor)
         and torch.is_autocast_cache_enabled()
     )
-
-
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, list | tuple):
-            yield from _tensors(value)
-        elif _is_castable(value):
-            yield value
 
 
 def _dtype_position(operator: Any) -> int | None:

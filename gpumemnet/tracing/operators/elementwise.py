@@ -124,11 +124,8 @@ def contiguous(*names: str, after: int | None = None) -> Rule:
     """
 
     def copies(call: Call) -> tuple[Scratch, ...]:
-        return tuple(
-            piece
-            for name in names
-            for piece in exactly(copy_bytes(call.arguments[name]), "copy", held=True, after=after)
-        )
+        amounts = (copy_bytes(call.arguments[name]) for name in names)
+        return exactly("copy", *amounts, after=after)
 
     return copies
 
@@ -138,10 +135,8 @@ def as_laid_out(of: str, *names: str, after: int | None = None) -> Rule:
 
     def copies(call: Call) -> tuple[Scratch, ...]:
         wanted = memory_format(call.arguments[of])
-        amounts = [copy_bytes(call.arguments[name], wanted) for name in names]
-        return tuple(
-            piece for amount in amounts for piece in exactly(amount, "copy", held=True, after=after)
-        )
+        amounts = (copy_bytes(call.arguments[name], wanted) for name in names)
+        return exactly("copy", *amounts, after=after)
 
     return copies
 
@@ -489,7 +484,7 @@ def _embedding_gradient(call: Call) -> tuple[Scratch, ...]:
     grad: Tensor = call.arguments["grad_output"]
     indices: Tensor = call.arguments["indices"]
     count, by_frequency = indices.numel(), call.arguments["scale_grad_by_freq"]
-    copy = exactly(0 if grad.is_contiguous() else tensor_bytes(grad), "copy", held=True)
+    copy = exactly("copy", copy_bytes(grad))
     if count <= UNSORTED_LIMIT and not by_frequency:
         return copy
     width, index_bytes = indices.element_size(), indices.element_size()
@@ -497,9 +492,10 @@ def _embedding_gradient(call: Call) -> tuple[Scratch, ...]:
     sorting = count * width + radix_sort_bytes(count, 2 * index_bytes)
     return (
         *copy,
-        *exactly(kept, "embedding_backward", held=True),
-        *exactly(sorting, "embedding_backward"),
-        *exactly(_pieces_bytes(call, grad, count, width), "embedding_backward"),
+        *exactly("embedding_backward", kept),
+        *exactly(
+            "embedding_backward", sorting, _pieces_bytes(call, grad, count, width), held=False
+        ),
     )
 
 
@@ -539,11 +535,9 @@ def _indexed_write(call: Call) -> tuple[Scratch, ...]:
     )
     expanded = selected != values.numel() or not values.is_contiguous()
     return (
-        *exactly(selected * values.element_size() if expanded else 0, "copy", held=True),
-        *exactly(
-            4 * count * INDEX_BYTES, "index_put", held=True
-        ),  # linear, sorted, original position, range
-        *exactly(radix_sort_bytes(count, 2 * INDEX_BYTES), "index_put"),
+        *exactly("copy", selected * values.element_size() if expanded else 0),
+        *exactly("index_put", 4 * count * INDEX_BYTES),  # linear, sorted, original position, range
+        *exactly("index_put", radix_sort_bytes(count, 2 * INDEX_BYTES), held=False),
     )
 
 
@@ -560,18 +554,24 @@ def _sort(call: Call) -> tuple[Scratch, ...]:
     if length <= SMALL_SORT:
         return ()
     key_bytes, count = tensor.element_size(), tensor.numel()
-    copy = exactly(0 if tensor.stride(dim) == 1 else tensor_bytes(tensor), "copy", held=True)
+    copy = exactly("copy", 0 if tensor.stride(dim) == 1 else tensor_bytes(tensor))
     if (
         count // length < MANY_SEGMENTS
     ):  # all slices at once: (index, slice) pairs, twice, and the keys
         return (
             *copy,
-            *exactly(2 * count * 8, "sort", held=True),
-            *exactly(count * key_bytes + radix_sort_bytes(count, key_bytes + 8), "sort"),
+            *exactly("sort", 2 * count * 8),
+            *exactly(
+                "sort", count * key_bytes + radix_sort_bytes(count, key_bytes + 8), held=False
+            ),
         )
     return (
         *copy,
-        *exactly(length * INDEX_BYTES + radix_sort_bytes(length, key_bytes + INDEX_BYTES), "sort"),
+        *exactly(
+            "sort",
+            length * INDEX_BYTES + radix_sort_bytes(length, key_bytes + INDEX_BYTES),
+            held=False,
+        ),
     )
 
 

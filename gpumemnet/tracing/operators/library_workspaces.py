@@ -127,14 +127,13 @@ def sparse_product(matrix: Tensor, dense: Tensor, result: Tensor) -> tuple[Scrat
     )
     return (
         *(() if matrix.is_coalesced() else _coalescing(matrix, count)),
-        *exactly(_INT_BYTES * (rows + 1), _KIND, held=True),
-        *exactly(_INT_BYTES * count, _KIND),  # rows as 32-bit numbers
-        *exactly(_INT_BYTES * count, _KIND, held=True),
-        *exactly(0 if is_by_columns else tensor_bytes(result), "copy", held=True),
+        *exactly(_KIND, _INT_BYTES * (rows + 1)),
+        *exactly(_KIND, _INT_BYTES * count, held=False),  # rows as 32-bit numbers
+        *exactly(_KIND, _INT_BYTES * count),
         *exactly(
-            0 if is_read_in_place or dense.is_contiguous() else tensor_bytes(dense),
             "copy",
-            held=True,
+            0 if is_by_columns else tensor_bytes(result),
+            0 if is_read_in_place else copy_bytes(dense),
         ),
     )
 
@@ -142,8 +141,8 @@ def sparse_product(matrix: Tensor, dense: Tensor, result: Tensor) -> tuple[Scrat
 def _coalescing(matrix: Tensor, count: int) -> tuple[Scratch, ...]:
     lists = _SORTED_LISTS * INDEX_BYTES * count
     return (
-        *exactly(lists + radix_sort_bytes(count, 2 * INDEX_BYTES), "sort"),
-        *exactly(sum(map(tensor_bytes, dense_parts(matrix))), "copy", held=True),
+        *exactly("sort", lists + radix_sort_bytes(count, 2 * INDEX_BYTES), held=False),
+        *exactly("copy", sum(map(tensor_bytes, dense_parts(matrix)))),
     )
 
 
@@ -159,8 +158,8 @@ def _transform(call: Call) -> tuple[Scratch, ...]:
     is_to_real = source.is_complex() and not result.is_complex()
     is_deep = len(call.arguments["dim"]) > 1
     return (
-        *exactly(tensor_bytes(source) if is_to_real else 0, "copy", held=True),
-        *exactly(tensor_bytes(transformed) if is_deep else 0, "transform"),
+        *exactly("copy", tensor_bytes(source) if is_to_real else 0),
+        *exactly("transform", tensor_bytes(transformed) if is_deep else 0, held=False),
     )
 
 
@@ -172,12 +171,12 @@ def _matrices(*names: str) -> Rule:
         left, right = (call.arguments[name] for name in names)
         if not (left.layout is right.layout is torch.strided):
             return sparse_product(left, right, call.outputs[0])
-        return tuple(
-            piece
+        copied = (
+            matrix
             for matrix in (left, right)
             if not _is_matrix(matrix.shape[-2:], matrix.stride()[-2:])
-            for piece in exactly(tensor_bytes(matrix), "copy", held=True)
         )
+        return exactly("copy", *map(tensor_bytes, copied))
 
     return copies
 
@@ -505,7 +504,7 @@ def _backward(call: Call) -> tuple[Scratch, ...]:
     convolution = _as_cudnn_sees_it(call, given, grad, wanted)
     pieces = [*(_copied(given, wanted, 0) if needs_weight else ())]
     if gradients.is_moved:
-        pieces += exactly(tensor_bytes(grad), "copy", held=True, after=0)
+        pieces += exactly("copy", tensor_bytes(grad), after=0)
     else:
         pieces += _copied(grad, gradients.of_input if needs_input else gradients.of_weight, 0)
     if needs_input:
@@ -525,7 +524,7 @@ def _backward(call: Call) -> tuple[Scratch, ...]:
 def _copied(
     tensor: Tensor, wanted: torch.memory_format, after: int | None = None
 ) -> tuple[Scratch, ...]:
-    return exactly(copy_bytes(tensor, wanted), "copy", held=True, after=after)
+    return exactly("copy", copy_bytes(tensor, wanted), after=after)
 
 
 def _as_cudnn_sees_it(

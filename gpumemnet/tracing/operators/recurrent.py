@@ -317,7 +317,7 @@ OVERRIDES.extend(
 def _packed(call: Call) -> tuple[Scratch, ...]:
     """Return the copies of the steps before they are joined (``_pack_padded_sequence`` in
     ``native/PackedSequence.cpp``)."""
-    return exactly(tensor_bytes(call.outputs[0]), "copy", held=True, after=0)
+    return exactly("copy", tensor_bytes(call.outputs[0]), after=0)
 
 
 SCRATCH_RULES.update({aten._pack_padded_sequence.default: _packed})

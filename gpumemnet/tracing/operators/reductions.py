@@ -158,9 +158,8 @@ def _scratch(
     outputs = math.prod(dim.size for dim in dims if not dim.is_reduced) if in_parts else 0
     buffer_bytes, columns = _partial_results(dims, accumulator_bytes, grid)
     return (
-        *exactly(outputs * accumulator_bytes, KIND, held=True),
-        *exactly(buffer_bytes, KIND, held=True),
-        *exactly(4 * columns, KIND),
+        *exactly(KIND, outputs * accumulator_bytes, buffer_bytes),
+        *exactly(KIND, 4 * columns, held=False),
     )
 
 
@@ -290,7 +289,7 @@ def _foreach_norm(call: Call) -> tuple[Scratch, ...]:
     (``ATen/native/cuda/ForeachReduceOp.cu``)."""
     tensors: Sequence[Tensor] = call.arguments["self"]
     chunks = max((ceil_div(tensor.numel(), FOREACH_CHUNK) for tensor in tensors), default=0)
-    return exactly(len(tensors) * chunks * 4, KIND)
+    return exactly(KIND, len(tensors) * chunks * 4, held=False)
 
 
 SCRATCH_RULES.update(
@@ -455,7 +454,7 @@ def _batch_norm(call: Call) -> tuple[Scratch, ...]:
         dims = [dim for dim in range(tensor.dim()) if dim != 1]
         moments = reduction_scratch(copy, dims, MOMENTS_BYTES, call.platform)
         return (
-            *exactly(tensor_bytes(copy) if tensor.element_size() == 2 else 0, NORM_KIND, held=True),
+            *exactly(NORM_KIND, tensor_bytes(copy) if tensor.element_size() == 2 else 0),
             *moments,
         )
     return _staged(call, sums=4)
@@ -477,13 +476,8 @@ def _staged(call: Call, sums: int) -> tuple[Scratch, ...]:
     blocks = batch_norm_blocks(tensor.numel() // channels, channels)
     if blocks == 1:
         return ()
-    staging = exactly(sums * channels * blocks * 4, NORM_KIND, held=True)
-    return (
-        *staging,
-        *exactly(
-            ceil_div(channels, min(last_power_of_2(channels), WARP)) * 4, NORM_KIND, held=True
-        ),
-    )
+    semaphores = ceil_div(channels, min(last_power_of_2(channels), WARP))
+    return exactly(NORM_KIND, sums * channels * blocks * 4, semaphores * 4)
 
 
 def _is_matrix(tensor: Tensor) -> bool:
@@ -495,7 +489,7 @@ def _group_norm(call: Call) -> tuple[Scratch, ...]:
     arguments = call.arguments
     if arguments["HxW"] <= 1 or (arguments["weight"] is None and arguments["bias"] is None):
         return ()
-    return 2 * exactly(_per_channel(call), NORM_KIND, held=True)
+    return 2 * exactly(NORM_KIND, _per_channel(call))
 
 
 def _group_norm_gradient(call: Call) -> tuple[Scratch, ...]:
@@ -503,15 +497,11 @@ def _group_norm_gradient(call: Call) -> tuple[Scratch, ...]:
     group."""
     arguments = call.arguments
     groups = _per_channel(call) // max(1, arguments["C"]) * arguments["group"]
-    sums = 2 * exactly(_per_channel(call), NORM_KIND, held=True)
+    sums = 2 * exactly(NORM_KIND, _per_channel(call))
     if not arguments["output_mask"][0]:
         return sums
     scaled = _per_channel(call) if arguments["HxW"] > 1 and arguments["weight"] is not None else 0
-    return (
-        *sums,
-        *(2 * exactly(groups, NORM_KIND, held=True)),
-        *exactly(scaled, NORM_KIND, held=True),
-    )
+    return (*sums, *exactly(NORM_KIND, groups, groups, scaled))
 
 
 def _per_channel(call: Call) -> int:
@@ -541,7 +531,7 @@ def _layer_norm_gradient(call: Call) -> tuple[Scratch, ...]:
     wanted = sum(call.arguments["output_mask"][1:])
     return (
         *copies,
-        *wanted * exactly(tensor_bytes(sums), NORM_KIND, held=True),
+        *wanted * exactly(NORM_KIND, tensor_bytes(sums)),
         *(wanted - 1) * ended,
         *total,
     )
@@ -552,8 +542,7 @@ def _softmax_gradient(call: Call) -> tuple[Scratch, ...]:
     ``cuda/SoftMax.cu``)."""
     output: Tensor = call.arguments["output"]
     product = call.arguments["grad_output"] * output
-    amounts = (tensor_bytes(product), copy_bytes(product), copy_bytes(output))
-    return tuple(piece for amount in amounts for piece in exactly(amount, "copy", held=True))
+    return exactly("copy", tensor_bytes(product), copy_bytes(product), copy_bytes(output))
 
 
 SCRATCH_RULES.update(

@@ -243,10 +243,10 @@ def _named(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 
 def exactly(
-    amount_bytes: int, kind: str, *, held: bool = False, after: int | None = None
+    kind: str, *amounts_bytes: int, held: bool = True, after: int | None = None
 ) -> tuple[Scratch, ...]:
-    """Return one piece whose exact size is known, or nothing if it has no bytes."""
-    return (Scratch(amount_bytes, amount_bytes, kind, held, after),) if amount_bytes else ()
+    """Return pieces whose exact sizes are known; none for an amount of 0."""
+    return tuple(Scratch(each, each, kind, held, after) for each in amounts_bytes if each)
 
 
 def tensor_bytes(tensor: Tensor) -> int:
