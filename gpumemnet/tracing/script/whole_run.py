@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property, wraps
 from inspect import signature
 from itertools import accumulate, islice
+from operator import itemgetter
 from time import monotonic
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakSet
@@ -57,7 +58,12 @@ _SAMPLED: Final = 32
 """Samples that tell whether all are of one size."""
 _READ: Final = 4096
 _DRAWS: Final = 24
-"""Batches of two samples that tell whether a collate function draws their size."""
+"""Samples, and batches of two, of which the largest is taken where data sets or collate functions
+draw their size."""
+_TRIES: Final = 16
+"""Samples that are read twice to tell whether a data set does."""
+_Draw = tuple[int, tuple[Any, ...]]
+"""A size, and the states of random numbers that lead to it."""
 _SECONDS: Final = 3.0
 """Time to read samples of one data set."""
 _ITERATE: Final = TorchName("torch.utils.data:DataLoader.__iter__")
@@ -131,6 +137,8 @@ class Loaders:
         self.batch_sizes: dict[int, bool] = {}
         """Batch sizes of data loaders, and of arguments and files → whether they are of the latter."""
         self.known: WeakKeyDictionary[DataLoader[Any], list[Any]] = WeakKeyDictionary()
+        self.drawn: WeakKeyDictionary[DataLoader[Any], dict[Any, _Draw]] = WeakKeyDictionary()
+        """Samples of the longest batch, where a data set draws their sizes → the largest draws."""
         self._copies: WeakKeyDictionary[DataLoader[Any], Any] = WeakKeyDictionary()
         """Shapes and a copy of the first batch of each loader; no copy if another had others."""
         self.giving: DataLoader[Any] | None = None
@@ -206,6 +214,7 @@ class Loaders:
         longest = last = None
         with suppress(Exception), unseen():
             longest, last = _longest_and_last(loader)
+            self.drawn[loader] = _largest_draws(vars(loader)["dataset"], longest or ())
         self.known[loader] = [("the last batch", last), ("the longest batch", longest)]
         return [*self.known[loader]]
 
@@ -323,7 +332,7 @@ class _Batches:
                 what, numbers = self._loaders.known.get(self._loader, [(what, numbers)])[0]
             if numbers is not None:
                 self._loaders.gives(what)
-                return _collated(self._loader, numbers)
+                return _collated(self._loader, numbers, self._loaders.drawn.get(self._loader, {}))
             # The code has counted batches, or keeps something of each.
             frame = sys._getframe(1)
             is_asked = asks_once(frame)
@@ -342,7 +351,7 @@ class _Batches:
         return getattr(self._batches, name)
 
 
-def _longest_and_last(loader: DataLoader[Any]) -> tuple[Sequence[int] | None, Sequence[int] | None]:
+def _longest_and_last(loader: DataLoader[Any]) -> tuple[Sequence[Any] | None, Sequence[Any] | None]:
     """Return the numbers of the samples in the longest batch, if samples differ in size, and in the
     last one, if it is smaller."""
     data, sampler = vars(loader)["dataset"], loader.batch_sampler
@@ -358,8 +367,11 @@ def _longest_and_last(loader: DataLoader[Any]) -> tuple[Sequence[int] | None, Se
             break
     last = batches[-1] if len(batches[-1]) < len(batches[0]) else None
     end, sizes = monotonic() + _SECONDS, {}
-    for numbers in (_spread(count, _SAMPLED), _spread(count, _READ)):
-        for number in numbers:
+    # A sampler that gives more than a number chooses what differs from batch to batch.
+    firsts = [batch[0] for batch in batches]
+    known = firsts if isinstance(firsts[0], tuple) else range(count)
+    for most in (_SAMPLED, _READ):
+        for number in (known[place] for place in _spread(len(known), most)):
             if number not in sizes and monotonic() < end:
                 sizes[number] = _size(data[number])
         if len(set(sizes.values())) == 1:
@@ -394,28 +406,54 @@ def _size(sample: Any) -> int:
     return 1
 
 
-def _collated(loader: DataLoader[Any], numbers: Sequence[int]) -> Any:
-    """Return a batch of these samples, the largest of those that the collate function draws."""
+def _collated(loader: DataLoader[Any], numbers: Sequence[Any], drawn: Mapping[Any, _Draw]) -> Any:
+    """Return a batch of these samples, the largest of those that data set and collate function
+    draw."""
     before = _random_states()
-    _, states = max(_draws(loader, numbers), key=lambda draw: draw[0], default=(0, before))
+    _, states = max(_draws(loader, numbers), key=itemgetter(0), default=(0, before))
     try:
+        samples = _samples(loader, numbers, drawn)
         _set_random_states(states)
-        return loader.collate_fn(_samples(loader, numbers))
+        return loader.collate_fn(samples)
     finally:
         _set_random_states(before)
 
 
-def _samples(loader: DataLoader[Any], numbers: Sequence[int]) -> Any:
+def _samples(
+    loader: DataLoader[Any], numbers: Sequence[Any], drawn: Mapping[Any, _Draw] | None = None
+) -> Any:
     data: Any = vars(loader)["dataset"]  # of RecBole's, which gives another once it has begun
     if hasattr(data, "__getitems__"):
         return data.__getitems__(numbers)
-    return [data[number] for number in numbers]
+    samples = []
+    for number in numbers:
+        if drawn and number in drawn:
+            _set_random_states(drawn[number][1])
+        samples.append(data[number])
+    return samples
 
 
-def _draws(loader: DataLoader[Any], numbers: Sequence[int]) -> list[tuple[int, tuple[Any, ...]]]:
-    """Return sizes of a small batch that a collate function of the user's draws, each with the
-    states of random numbers that lead to it."""
-    found: list[tuple[int, tuple[Any, ...]]] = []
+def _largest_draws(data: Any, numbers: Sequence[Any]) -> dict[Any, _Draw]:
+    """Return for each sample the largest of several draws, if the data set draws their sizes."""
+    found: dict[Any, _Draw] = {}
+    sizes: dict[Any, set[int]] = {}
+    end, before = monotonic() + _SECONDS, _random_states()
+    few = list(numbers[:_TRIES]) * 2
+    for count, number in enumerate(few + list(numbers) * _DRAWS):
+        is_drawn = any(len(each) > 1 for each in sizes.values())
+        if monotonic() > end or (count == len(few) and not is_drawn):
+            break
+        states = _random_states()
+        size = _size(data[number])
+        sizes.setdefault(number, set()).add(size)
+        found[number] = max(found.get(number, (0, states)), (size, states), key=itemgetter(0))
+    _set_random_states(before)
+    return found if is_drawn else {}
+
+
+def _draws(loader: DataLoader[Any], numbers: Sequence[int]) -> list[_Draw]:
+    """Return sizes of a small batch that a collate function of the user's draws."""
+    found: list[_Draw] = []
     if loader.collate_fn is default_collate:
         return found
     before = _random_states()

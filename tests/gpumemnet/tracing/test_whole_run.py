@@ -110,9 +110,9 @@ for i in range(1000):
     "sorted": Case(  # inputs of the layers and of the activation, logits with two copies in the loss
         """
 class Text(Dataset):
-    lengths = [20] * 900 + [250] * 100
-    def __len__(self): return 1000
-    def __getitem__(self, i): return torch.randint(0, 1000, (self.lengths[i],))
+    lengths = [20] * 702 + [250] * 2
+    def __len__(self): return 704
+    def __getitem__(self, i): return torch.randint(0, 1000, (self.lengths[i] // random.choice([1] + 7 * [2]),))
 model = nn.Sequential(nn.Embedding(1000, 256), nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 1000)).cuda()
 optimizer = torch.optim.AdamW(model.parameters())
 random.seed(1)
