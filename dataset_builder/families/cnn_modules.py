@@ -155,7 +155,7 @@ def _classifier(cnn: CnnArchitecture) -> Modules:
 def _dense_prediction(cnn: CnnArchitecture) -> Modules:
     width, reduction = cnn.widths[0], STEM_REDUCTION[cnn.stem]
     parts = [*_stem(cnn, width), _level(cnn, 0, width, 1), *_dropout(cnn.head_dropout)]
-    parts.append(_biased_conv(width, cnn.classes))
+    parts.append(nn.Conv2d(width, cnn.classes, 1))
     if reduction > 1:
         parts.append(nn.Upsample(scale_factor=reduction, mode="bilinear"))
     return parts
@@ -164,17 +164,18 @@ def _dense_prediction(cnn: CnnArchitecture) -> Modules:
 def _stem(cnn: CnnArchitecture, width: int) -> Modules:
     images = cnn.input_channels
     if cnn.stem == "patch":
-        return [_conv(cnn, images, width, 4, 4), *_norm(cnn, width)]
+        return _normed(cnn, images, width, 4, 4)
     if cnn.stem == "conv":
-        return [_conv(cnn, images, width, 3), *_norm_act(cnn, width)]
+        return _activated(cnn, images, width, 3)
     pool = nn.MaxPool2d(3, stride=2, padding=1)
     if cnn.stem == "pooled":
-        return [_conv(cnn, images, width, 7, 2), *_norm_act(cnn, width), pool]
+        return [*_activated(cnn, images, width, 7, 2), pool]
     half = rounded(width / 2, 8)
     return [
-        *(_conv(cnn, images, half, 3, 2), *_norm_act(cnn, half)),
-        *(_conv(cnn, half, half, 3), *_norm_act(cnn, half)),
-        *(_conv(cnn, half, width, 3), *_norm_act(cnn, width), pool),
+        *_activated(cnn, images, half, 3, 2),
+        *_activated(cnn, half, half, 3),
+        *_activated(cnn, half, width, 3),
+        pool,
     ]
 
 
@@ -189,7 +190,7 @@ def _halving(cnn: CnnArchitecture, channels: int, width: int) -> tuple[Modules, 
         squeeze = _conv(cnn, channels, kept, *kernel_and_stride)
         return [*_leading_norm_act(cnn, channels), squeeze, *pool], kept, 1
     if cnn.style == "convnext":
-        widen = _biased_conv(channels, width, *kernel_and_stride)
+        widen = nn.Conv2d(channels, width, *kernel_and_stride)
         return [*_norm(cnn, channels), *pool, widen], width, 1
     return pool, channels, 1 if pool else 2
 
@@ -243,19 +244,19 @@ def _doubling(cnn: CnnArchitecture, inputs: int, outputs: int) -> Modules:
         return [nn.ConvTranspose2d(inputs, outputs, 2, stride=2)]
     parts: Modules = [nn.Upsample(scale_factor=2, mode=cnn.upsampling)]
     if inputs != outputs:
-        parts += [_conv(cnn, inputs, outputs), *_norm(cnn, outputs)]
+        parts += _normed(cnn, inputs, outputs)
     return parts
 
 
 def _plain(cnn: CnnArchitecture, inputs: int, width: int, stride: int) -> nn.Module:
-    conv = _conv(cnn, inputs, width, cnn.kernel, stride, cnn.groups)
-    return nn.Sequential(conv, *_norm_act(cnn, width), *_ending(cnn, width))
+    conv = _activated(cnn, inputs, width, cnn.kernel, stride, cnn.groups)
+    return nn.Sequential(*conv, *_ending(cnn, width))
 
 
 def _basic(cnn: CnnArchitecture, inputs: int, width: int, stride: int) -> nn.Module:
     branch = nn.Sequential(
-        *(_conv(cnn, inputs, width, cnn.kernel, stride, cnn.groups), *_norm_act(cnn, width)),
-        *(_conv(cnn, width, width, cnn.kernel, 1, cnn.groups), *_norm(cnn, width)),
+        *_activated(cnn, inputs, width, cnn.kernel, stride, cnn.groups),
+        *_normed(cnn, width, width, cnn.kernel, 1, cnn.groups),
         *_ending(cnn, width),
     )
     return _summed(cnn, branch, inputs, width, stride)
@@ -264,9 +265,9 @@ def _basic(cnn: CnnArchitecture, inputs: int, width: int, stride: int) -> nn.Mod
 def _bottleneck(cnn: CnnArchitecture, inputs: int, width: int, stride: int) -> nn.Module:
     inner = rounded(width / cnn.expansion, granule_of(cnn.groups))
     branch = nn.Sequential(
-        *(_conv(cnn, inputs, inner), *_norm_act(cnn, inner)),
-        *(_conv(cnn, inner, inner, cnn.kernel, stride, cnn.groups), *_norm_act(cnn, inner)),
-        *(_conv(cnn, inner, width), *_norm(cnn, width)),
+        *_activated(cnn, inputs, inner),
+        *_activated(cnn, inner, inner, cnn.kernel, stride, cnn.groups),
+        *_normed(cnn, inner, width),
         *_ending(cnn, width),
     )
     return _summed(cnn, branch, inputs, width, stride)
@@ -278,15 +279,16 @@ def _summed(
     """The branch added to its input, which is projected where the map changes, and activated."""
     shortcut = None
     if inputs != width or stride != 1:
-        shortcut = nn.Sequential(_conv(cnn, inputs, width, 1, stride), *_norm(cnn, width))
+        shortcut = nn.Sequential(*_normed(cnn, inputs, width, 1, stride))
     return nn.Sequential(Residual(branch, shortcut), _activation(cnn))
 
 
 def _dense(cnn: CnnArchitecture, inputs: int, width: int, stride: int) -> nn.Module:
     inner = width * cnn.expansion
     branch = nn.Sequential(
-        *(*_leading_norm_act(cnn, inputs), _conv(cnn, inputs, inner)),
-        *(*_norm_act(cnn, inner), _conv(cnn, inner, width, cnn.kernel, stride, cnn.groups)),
+        *_leading_norm_act(cnn, inputs),
+        *_activated(cnn, inputs, inner),
+        _conv(cnn, inner, width, cnn.kernel, stride, cnn.groups),
         *_ending(cnn, width),
     )
     return Concatenated(branch)
@@ -296,23 +298,22 @@ def _inverted_residual(cnn: CnnArchitecture, inputs: int, width: int, stride: in
     hidden = inputs * cnn.expansion
     expanded: Modules = []
     if cnn.expansion > 1:
-        expanded = [_conv(cnn, inputs, hidden, 1, 1, cnn.groups), *_norm_act(cnn, hidden)]
+        expanded = _activated(cnn, inputs, hidden, 1, 1, cnn.groups)
     branch = nn.Sequential(
         *expanded,
-        *(_conv(cnn, hidden, hidden, cnn.kernel, stride, hidden), *_norm_act(cnn, hidden)),
+        *_activated(cnn, hidden, hidden, cnn.kernel, stride, hidden),
         *_gate(cnn, hidden),
-        *(_conv(cnn, hidden, width, 1, 1, cnn.groups), *_norm(cnn, width)),
+        *_normed(cnn, hidden, width, 1, 1, cnn.groups),
         *_dropout(cnn.block_dropout),
     )
     return Residual(branch) if inputs == width and stride == 1 else branch
 
 
 def _separable(cnn: CnnArchitecture, inputs: int, width: int, stride: int) -> nn.Module:
-    depthwise = _conv(cnn, inputs, inputs, cnn.kernel, stride, inputs)
-    pointwise = _conv(cnn, inputs, width, 1, 1, cnn.groups)
     return nn.Sequential(
-        *(depthwise, *_norm_act(cnn, inputs)),
-        *(pointwise, *_norm_act(cnn, width), *_ending(cnn, width)),
+        *_activated(cnn, inputs, inputs, cnn.kernel, stride, inputs),
+        *_activated(cnn, inputs, width, 1, 1, cnn.groups),
+        *_ending(cnn, width),
     )
 
 
@@ -321,7 +322,7 @@ def _convnext(cnn: CnnArchitecture, inputs: int, width: int, stride: int) -> nn.
     if cnn.norm == "layer_norm":
         mlp: Modules = [PixelMlp(width, hidden, _activation(cnn))]
     else:
-        widen, narrow = _biased_conv(width, hidden), _biased_conv(hidden, width)
+        widen, narrow = nn.Conv2d(width, hidden, 1), nn.Conv2d(hidden, width, 1)
         mlp = [*_norm(cnn, width), widen, _activation(cnn), narrow]
     depthwise = nn.Conv2d(width, width, cnn.kernel, 1, cnn.kernel // 2, groups=width)
     branch = [depthwise, *mlp, *_gate(cnn, width), Scale(width), *_dropout(cnn.block_dropout)]
@@ -330,8 +331,8 @@ def _convnext(cnn: CnnArchitecture, inputs: int, width: int, stride: int) -> nn.
 
 def _double(cnn: CnnArchitecture, inputs: int, width: int, stride: int) -> nn.Module:
     return nn.Sequential(
-        *(_conv(cnn, inputs, width, cnn.kernel, stride, cnn.groups), *_norm_act(cnn, width)),
-        *(_conv(cnn, width, width, cnn.kernel, 1, cnn.groups), *_norm_act(cnn, width)),
+        *_activated(cnn, inputs, width, cnn.kernel, stride, cnn.groups),
+        *_activated(cnn, width, width, cnn.kernel, 1, cnn.groups),
         *_ending(cnn, width),
     )
 
@@ -368,8 +369,14 @@ def _conv(
     )
 
 
-def _biased_conv(inputs: int, outputs: int, kernel: int = 1, stride: int = 1) -> nn.Conv2d:
-    return nn.Conv2d(inputs, outputs, kernel, stride)
+def _normed(cnn: CnnArchitecture, inputs: int, outputs: int, *shape: int) -> Modules:
+    """A convolution, of which ``shape`` gives kernel, stride and groups, and its norm."""
+    return [_conv(cnn, inputs, outputs, *shape), *_norm(cnn, outputs)]
+
+
+def _activated(cnn: CnnArchitecture, inputs: int, outputs: int, *shape: int) -> Modules:
+    """A convolution, its norm and an activation."""
+    return [*_normed(cnn, inputs, outputs, *shape), _activation(cnn)]
 
 
 def _norm(cnn: CnnArchitecture, channels: int) -> Modules:
@@ -387,11 +394,6 @@ def _activation(cnn: CnnArchitecture, in_place: bool = True) -> nn.Module:
     if cnn.activation == "gelu":
         return nn.GELU()
     return ACTIVATIONS[cnn.activation](inplace=cnn.in_place and in_place)
-
-
-def _norm_act(cnn: CnnArchitecture, channels: int) -> Modules:
-    """Norm and activation after a convolution, whose output has no other use."""
-    return [*_norm(cnn, channels), _activation(cnn)]
 
 
 def _leading_norm_act(cnn: CnnArchitecture, channels: int) -> Modules:
