@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -50,20 +50,12 @@ class SettingsError(GpumemnetError):
     """A setting of the service cannot be used."""
 
 
-def _folders(value: Any) -> Any:
-    return (
-        tuple(Path(part) for part in value.split(os.pathsep) if part)
-        if isinstance(value, str)
-        else value
-    )
+def _of_text(read: Callable[[str], object]) -> BeforeValidator:
+    return BeforeValidator(lambda value: read(value) if isinstance(value, str) else value)
 
 
-def _lower(value: Any) -> Any:
-    return value.lower() if isinstance(value, str) else value
-
-
-def _hosts(value: Any) -> Any:
-    return parse_hosts(value) if isinstance(value, str) else value
+def _folders(text: str) -> tuple[Path, ...]:
+    return tuple(map(Path, filter(None, text.split(os.pathsep))))
 
 
 class Settings(BaseSettings):
@@ -81,7 +73,7 @@ class Settings(BaseSettings):
     workers: int = Field(
         ge=1, le=64, default=1, description="processes that answer; one per core that is to be used"
     )
-    bundles: Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_folders)] = Field(
+    bundles: Annotated[tuple[Path, ...], NoDecode, _of_text(_folders)] = Field(
         default=(),
         description="folders of bundles to answer from, or folders of such, separated by `:`; those of the package when empty",
     )
@@ -117,7 +109,7 @@ class Settings(BaseSettings):
         default=None,
         description="a file with one such key a line, `#` begins a comment; a change counts within seconds",
     )
-    allowed_hosts: Annotated[frozenset[str] | None, NoDecode, BeforeValidator(_hosts)] = Field(
+    allowed_hosts: Annotated[frozenset[str] | None, NoDecode, _of_text(parse_hosts)] = Field(
         default=None,
         description="hosts that requests may name in `Host` and `Origin`, separated by commas; `loopback` for the names of this "
         "machine alone, `*` for any; when empty, `loopback` without API keys and `*` with them",
@@ -128,7 +120,7 @@ class Settings(BaseSettings):
         description="where observations are kept: a SQLAlchemy URL, `off`, or when empty a SQLite file in the state folder",
     )
     log_level: Annotated[
-        Literal["critical", "error", "warning", "info", "debug"], BeforeValidator(_lower)
+        Literal["critical", "error", "warning", "info", "debug"], _of_text(str.lower)
     ] = Field(default="info", description="`critical`, `error`, `warning`, `info` or `debug`")
 
     @property

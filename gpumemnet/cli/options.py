@@ -23,7 +23,7 @@ from gpumemnet.predict.bundle_card import ENCODERS
 from gpumemnet.units import GIB, MIB
 
 if TYPE_CHECKING:
-    from gpumemnet.gpu import DeviceProfile
+    pass
 
 STANDARD_INPUT: Final = "-"
 _PLOTS: Final = (".png", ".svg", ".pdf")
@@ -261,13 +261,6 @@ def parse_memory(text: str, field: str) -> int:
             f"must be an amount of memory such as 20GiB or 20480MiB, not {describe(text)}", field
         )
     return int(amount * _UNITS[unit])
-
-
-def device_profile(gpu: str, context_mib: int | None) -> DeviceProfile:
-    """Returns the profile of a GPU with the context that the user knows, if any."""
-    from gpumemnet.gpu import asked_profile
-
-    return asked_profile(gpu, context_mib, "--context-mib")
 
 
 def check_plot(path: Path | None) -> None:

@@ -29,7 +29,6 @@ from gpumemnet.cli.options import (
     TraceGpu,
     TrainingMethod,
     check_plot,
-    device_profile,
     named_values,
     parse_memory,
     result_option,
@@ -185,7 +184,7 @@ def plan(
     extras = ExtraResults(curve=plot is not None)
     request = checked_request(
         options,
-        device_profile(gpu, None),
+        gpu,
         parse_settings(allocator_conf),
         extras,
         batch_size,

@@ -30,7 +30,6 @@ from gpumemnet.cli.options import (
     TraceContextMib,
     TraceGpu,
     check_plot,
-    device_profile,
     machine_option,
     named_values,
     parse_memory,
@@ -49,7 +48,7 @@ from gpumemnet.cli.output import (
 from gpumemnet.cudnn.session import OFF
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.extract.extraction import DEFAULT_GPU
-from gpumemnet.gpu import NO, UNKNOWN, UNSURE, VERDICT_TEXTS, YES
+from gpumemnet.gpu import NO, UNKNOWN, UNSURE, VERDICT_TEXTS, YES, asked_profile
 from gpumemnet.job.layers import describe
 from gpumemnet.launchers.launch_line import Launch, is_launch, parse_launch
 from gpumemnet.tracing.api import (
@@ -176,7 +175,10 @@ def trace(
     if out is not None:
         check_writable(out)
     launch = launched(source or [], ranks, call, "fits", "out")
-    device, allocator = device_profile(gpu, context_mib), parse_settings(allocator_conf)
+    device, allocator = (
+        asked_profile(gpu, context_mib, "--context-mib"),
+        parse_settings(allocator_conf),
+    )
     extras = ExtraResults(
         batches=_batches(batches),
         max_batch=largest_batch,

@@ -300,7 +300,7 @@ def with_meta_tensors(
         the meta tensors.
     """
     parameters: dict[int, nn.Parameter] = {}
-    buffers: dict[int, Tensor] = {}
+    new_of: dict[int, Tensor] = {}
     storages: dict[int, Tensor] = {}
     moves: list[tuple[Tensor, str, bool]] = []
     undo: list[tuple[dict[str, Any], str, Tensor]] = []
@@ -308,7 +308,7 @@ def with_meta_tensors(
     def convert(tensor: Tensor, real: bool) -> Tensor:
         target_dtype = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
         if real:
-            return tensor.detach().to(target_dtype, copy=True)
+            return tensor.to(target_dtype, copy=True)
         shared = None if tensor.is_meta else storages.get(storage_id(tensor))
         if (
             shared is not None
@@ -335,30 +335,24 @@ def with_meta_tensors(
             replace(child, f"{path}.{name}" if path else name)
         if isinstance(module, torch.jit.ScriptModule):
             return
-        for name, parameter in own_parameters(module).items():
-            if parameter is None or nn.parameter.is_lazy(parameter):
-                continue
-            if id(parameter) not in parameters:
-                parameters[id(parameter)] = nn.Parameter(
-                    convert(parameter.detach(), False), parameter.requires_grad
-                )
-                moves.append((parameters[id(parameter)], path, True))
-            undo.append((own_parameters(module), name, parameter))
-        for name, buffer in own_buffers(module).items():
-            if buffer is None or nn.parameter.is_lazy(buffer):
-                continue
-            if id(buffer) not in buffers:
-                buffers[id(buffer)] = convert(buffer, not buffer.is_meta and is_small(buffer))
-                moves.append((buffers[id(buffer)], path, False))
-            undo.append((own_buffers(module), name, buffer))
+        for is_buffer, own in enumerate((own_parameters(module), own_buffers(module))):
+            for name, tensor in own.items():
+                if tensor is None or nn.parameter.is_lazy(tensor):
+                    continue
+                if id(tensor) not in new_of:
+                    is_real = is_buffer and not tensor.is_meta and is_small(tensor)
+                    made = convert(tensor.detach(), bool(is_real))
+                    if not is_buffer:
+                        made = parameters[id(tensor)] = nn.Parameter(made, tensor.requires_grad)
+                    new_of[id(tensor)] = made
+                    moves.append((made, path, not is_buffer))
+                undo.append((own, name, tensor))
 
     with torch.no_grad():
         replace(model, "")
     try:
         for tensors, name, original in undo:
-            tensors[name] = (
-                parameters[id(original)] if id(original) in parameters else buffers[id(original)]
-            )
+            tensors[name] = new_of[id(original)]
         yield MetaTensors(parameters, moves)
     finally:
         for tensors, name, original in undo:

@@ -20,7 +20,7 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 from gpumemnet.atomic_files import shipped_json, stated_json
 from gpumemnet.errors import InvalidRequestError, did_you_mean
 from gpumemnet.job.layers import describe
-from gpumemnet.units import GIB, MIB
+from gpumemnet.units import GIB, MIB, ceil_mib
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -455,6 +455,12 @@ def verdict(expected_mib: int, safe_mib: int | None, available_mib: int) -> str:
     if safe_mib <= available_mib:
         return YES
     return NO if expected_mib > available_mib else UNSURE
+
+
+def verdict_of(memory: Any, profile: DeviceProfile) -> str:
+    """Return whether ``memory``, with ``expected_bytes`` and ``safe_bytes``, fits the GPU."""
+    expected_mib, safe_mib = ceil_mib(memory.expected_bytes), ceil_mib(memory.safe_bytes)
+    return verdict(expected_mib, safe_mib, available_mib(profile))
 
 
 # Profiles written by users.

@@ -21,6 +21,7 @@ from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.atomic_files import shipped_json
 from gpumemnet.errors import ExtractError, InvalidRequestError
 from gpumemnet.extract.module_calls import ModelInputs
+from gpumemnet.gpu import verdict_of
 from gpumemnet.named.methods import Method
 from gpumemnet.named.real_losses import TrainedModel
 from gpumemnet.named.real_quantised import optimizer_of
@@ -30,7 +31,7 @@ from gpumemnet.planner.costs import Machine, StepCosts
 from gpumemnet.planner.planned_step import simulate
 from gpumemnet.planner.plans import Alternative, Decision, ranges
 from gpumemnet.tracing.api import TraceOptions, TraceRequest
-from gpumemnet.tracing.model_tracer import BatchMemory, BatchTraces, verdict_of
+from gpumemnet.tracing.model_tracer import BatchMemory, BatchTraces
 from gpumemnet.tracing.operators.rules import Platform, with_cudnn
 from gpumemnet.tracing.result import BatchPoint
 from gpumemnet.tracing.timeline import Memory, Timeline, steady_memory

@@ -17,7 +17,7 @@ from gpumemnet.cudnn.session import OFF
 from gpumemnet.errors import ExtractError, InvalidRequestError, MissingExtraError
 from gpumemnet.extract.extraction import DEFAULT_GPU
 from gpumemnet.extract.factory import factory_request
-from gpumemnet.gpu import asked_profile, available_mib, verdict, with_available
+from gpumemnet.gpu import asked_profile, available_mib, verdict_of, with_available
 from gpumemnet.launchers.launch_line import PROGRAMS_MODULE, Launch
 from gpumemnet.named.catalogue import NamedModel, find_model
 from gpumemnet.named.exact import exact_peak, stated_job, trace_options
@@ -42,7 +42,7 @@ from gpumemnet.tracing.api import (
     request_from_dict,
 )
 from gpumemnet.tracing.script.start import script_call, script_document
-from gpumemnet.units import MIB, ceil_mib
+from gpumemnet.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -285,9 +285,7 @@ def _changed_jobs(
             change=change,
             expected_bytes=peak.expected_bytes,
             safe_bytes=peak.safe_bytes,
-            verdict=verdict(
-                ceil_mib(peak.expected_bytes), ceil_mib(peak.safe_bytes), available_mib(gpu)
-            ),
+            verdict=verdict_of(peak, gpu),
             effect="no effect on results" if names[0] == "kernels" else "other results",
             time=f"{cost.rstrip(')')}, estimated" if cost else "not modelled",
             how=", ".join(_HOW[name] for name in names).format(**after),

@@ -86,7 +86,7 @@ class AppliedPlan(ExitStack):
     @property
     def host_bytes(self) -> int:
         """The most host memory that swapped tensors have taken at one time."""
-        return self._swaps.host_memory.peak_bytes
+        return self._swaps.peak_host_bytes
 
     def undo(self) -> None:
         """Give the modules back their own forward passes; without effect if that was done."""

@@ -19,6 +19,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from operator import methodcaller
 from typing import Any, Final
 
 import torch
@@ -41,11 +42,15 @@ _STEPS_FROM_WEIGHT: Final = 4
 
 class Swaps:
     """The storages of one model that wait in host memory.  A copy of a model begins with an empty
-    table of its own."""
+    table of its own.
+
+    Attributes:
+        peak_host_bytes: the most pinned memory that the copies have taken at one time.
+    """
 
     def __init__(self) -> None:
-        self._copies: dict[int, weakref.ref[_Copy]] = {}
-        self.host_memory = _HostMemory()
+        self._copies = weakref.WeakValueDictionary[int, _Copy]()
+        self._host_bytes = self.peak_host_bytes = 0
         self._queues: dict[torch.device, tuple[_Queue, _Queue]] = {}
         self._behind: deque[UnitRun] = deque()
         self._last: Callable[[], UnitRun | None] = lambda: None
@@ -64,7 +69,7 @@ class Swaps:
         """
         run = UnitRun(self, self._last(), module if swaps else None, checks)
         if swaps:
-            with saved_tensors_hooks(run.pack, _unpack):
+            with saved_tensors_hooks(run.pack, methodcaller("unpacked")):
                 yield run
             run.copy_out()
         else:
@@ -85,8 +90,7 @@ class Swaps:
     def find(self, tensor: Tensor) -> _Copy | None:
         """Return the copy of the storage of ``tensor``, if there is one with its present
         content."""
-        reference = self._copies.get(storage_id(tensor))
-        copy = reference() if reference is not None else None
+        copy = self._copies.get(storage_id(tensor))
         return copy if copy is not None and copy.is_of(tensor) else None
 
     def add(self, tensor: Tensor, checks: bool) -> _Copy:
@@ -94,14 +98,13 @@ class Swaps:
         queues = self._queues.get(tensor.device)
         if queues is None:
             queues = self._queues[tensor.device] = (_Queue(tensor.device), _Queue(tensor.device))
-        copy = _Copy(tensor, checks, self.host_memory, *queues)
-        key = storage_id(tensor)
-        copies = self._copies
-        reference = weakref.ref(
-            copy, lambda dead: copies.pop(key, None) if copies.get(key) is dead else None
-        )
-        copies[key] = reference
+        copy = self._copies[storage_id(tensor)] = _Copy(tensor, checks, self, *queues)
         return copy
+
+    def pin(self, size_bytes: int) -> None:
+        """Count ``size_bytes`` more of pinned memory that the copies take, or less if below 0."""
+        self._host_bytes += size_bytes
+        self.peak_host_bytes = max(self.peak_host_bytes, self._host_bytes)
 
 
 class UnitRun:
@@ -125,7 +128,7 @@ class UnitRun:
         self.previous: Callable[[], UnitRun | None] = (
             (lambda: None) if previous is None else weakref.ref(previous)
         )
-        self._copies: dict[int, weakref.ref[_Copy]] = {}
+        self._copies = weakref.WeakValueDictionary[int, _Copy]()
         tensors = [] if module is None else [*module.parameters(), *module.buffers()]
         self._weights = {storage_id(tensor) for tensor in tensors}
         self._device = tensors[0].device if tensors else None
@@ -137,7 +140,7 @@ class UnitRun:
         copy = self._swaps.find(tensor)
         if copy is None:
             copy = self._swaps.add(tensor, self._checks)
-        self._copies[id(copy)] = weakref.ref(copy)
+        self._copies[id(copy)] = copy
         return _Saved(copy, tensor)
 
     def _is_swapped(self, tensor: Tensor) -> bool:
@@ -179,11 +182,7 @@ class UnitRun:
     def copies(self) -> list[_Copy]:
         """Return the storages that it saved and that are still needed; other units may have saved
         them too."""
-        return [
-            copy
-            for copy in (reference() for reference in self._copies.values())
-            if copy is not None
-        ]
+        return list(self._copies.values())
 
 
 class _Kept:
@@ -243,10 +242,6 @@ class _Saved:
         self._finish()
 
 
-def _unpack(saved: _Saved | _Kept) -> Tensor:
-    return saved.unpacked()
-
-
 class _Copy:
     """One storage on the device, in host memory, or in both.
 
@@ -259,7 +254,7 @@ class _Copy:
         self,
         tensor: Tensor,
         checks: bool,
-        memory: _HostMemory,
+        swaps: Swaps,
         outward: _Queue,
         inward: _Queue,
     ) -> None:
@@ -270,7 +265,7 @@ class _Copy:
         self._version = version(tensor)
         self._held: torch.UntypedStorage | None = storage
         self._storage: Callable[[], torch.UntypedStorage | None] = weakref.ref(storage)
-        self._memory, self._outward, self._inward = memory, outward, inward
+        self._swaps, self._outward, self._inward = swaps, outward, inward
         self._on_host: Tensor | None = None
         self._copied: Any = None
         self._fetched: Any = None
@@ -290,7 +285,7 @@ class _Copy:
         """Start the copy to the host, unless another unit that saved the storage has done so."""
         if self._held is None or self._on_host is not None:
             return
-        self._memory.add(pinned_bytes(self._size_bytes))
+        self._swaps.pin(pinned_bytes(self._size_bytes))
         is_pinned = self.device.type == "cuda"
         self._on_host = torch.empty(self._size_bytes, dtype=torch.uint8, pin_memory=is_pinned)
         source = torch.empty(0, dtype=torch.uint8, device=self._held.device).set_(self._held)
@@ -341,30 +336,13 @@ class _Copy:
         self._checks = False
         self.release()
         if self._on_host is not None:
-            self._memory.add(-pinned_bytes(self._size_bytes))
+            self._swaps.pin(-pinned_bytes(self._size_bytes))
 
 
 def _sum(storage: torch.UntypedStorage) -> int:
     """Return the sum of a storage's bytes."""
     whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
     return int(whole.sum(dtype=torch.int64))
-
-
-class _HostMemory:
-    """Counts the pinned memory that the copies take.
-
-    Attributes:
-        peak_bytes: the most that they have taken at one time.
-    """
-
-    def __init__(self) -> None:
-        self._bytes = 0
-        self.peak_bytes = 0
-
-    def add(self, size_bytes: int) -> None:
-        """Count ``size_bytes`` more, or less if below 0."""
-        self._bytes += size_bytes
-        self.peak_bytes = max(self.peak_bytes, self._bytes)
 
 
 class _Queue:

@@ -156,7 +156,8 @@ class Registry:
         Raises:
             RegistryError: when one is damaged.
         """
-        found = map(self.release, self._names())
+        files = (self.folder / "releases").glob("[!.]*.json")
+        found = [self.release(path.stem) for path in files]
         return self.release(SHIPPED), *sorted(found, key=lambda one: (one.created or "", one.name))
 
     def release(self, name: str) -> Release:
@@ -361,10 +362,6 @@ class Registry:
             raise RegistryError(f"{folder}: holds the bundle {bundle.sha256}: it was altered")
         return bundle
 
-    def _names(self) -> list[str]:
-        files = _entries(self.folder / "releases")
-        return sorted(path.stem for path in files if path.suffix == ".json")
-
     def _bundle_folder(self, sha256: str) -> Path:
         return self.folder / "bundles" / sha256
 
@@ -417,14 +414,6 @@ def release_digest(bundles: Collection[Bundle]) -> str:
     return hashlib.sha256(
         "\n".join(sorted(bundle.sha256 for bundle in bundles)).encode()
     ).hexdigest()
-
-
-def _entries(folder: Path) -> list[Path]:
-    return (
-        [path for path in folder.iterdir() if not path.name.startswith(".")]
-        if folder.is_dir()
-        else []
-    )
 
 
 def _read(path: Path) -> bytes | None:

@@ -14,6 +14,7 @@ import logging
 from bisect import bisect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Final
 
 from torch import nn
@@ -30,7 +31,7 @@ from gpumemnet.gpu import (
     context,
     device_profiles,
     older_stack,
-    verdict,
+    verdict_of,
 )
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.training_job import TrainingJob
@@ -53,7 +54,7 @@ from gpumemnet.tracing.timeline import (
     smallest_bytes,
 )
 from gpumemnet.tracing.training_loop import Recording, record
-from gpumemnet.units import MIB, ceil_mib
+from gpumemnet.units import MIB
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -166,7 +167,7 @@ class ModelTracer:
             Platform.of(request.gpu, request.options), request.cudnn
         )
         self._notes = (*notes, *cudnn_notes)
-        self._runs: dict[int, tuple[Timeline, LongRun]] = {}
+        self._long_run = cache(repeated)
 
     def answer(self) -> TraceAnswer:
         """Return the memory at the job's own batch size, with the extra results."""
@@ -210,11 +211,6 @@ class ModelTracer:
         run = self._long_run(timeline)
         sizes = [timeline.sizes[origin] for origin in run.origins]
         return replayed(run.timeline, sizes, self._request.allocator).reserved_bytes
-
-    def _long_run(self, timeline: Timeline) -> LongRun:
-        if id(timeline) not in self._runs:
-            self._runs[id(timeline)] = (timeline, repeated(timeline))
-        return self._runs[id(timeline)][1]
 
     def _gpus(self, own: Timeline) -> tuple[GpuFit, ...]:
         """Return the memory on every GPU of the catalogue but those of laptops; GPUs with the same
@@ -504,10 +500,3 @@ class BatchMemory:
     def _memory_at(self, batch_size: int) -> Memory:
         timeline, sizes, bounds = self._traces.sizes(batch_size)
         return memory_of(self._long_run(timeline), sizes, bounds, self._device, self._settings)
-
-
-def verdict_of(memory: Memory, device: DeviceProfile) -> str:
-    """Return whether the memory fits ``device``, one of :data:`~gpumemnet.gpu.VERDICTS`."""
-    return verdict(
-        ceil_mib(memory.expected_bytes), ceil_mib(memory.safe_bytes), available_mib(device)
-    )

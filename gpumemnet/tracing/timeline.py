@@ -21,9 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from itertools import accumulate
-from typing import Any, Final
+from typing import Final
 
 from gpumemnet.allocator import (
     EMPTY_CACHE,
@@ -325,19 +325,16 @@ CONVOLUTIONS, RANKS, FROZEN, OTHERS = "convolutions", "ranks", "frozen", "others
 most of the weights frozen, and any other."""
 
 
-@cache
-def safety() -> dict[str, Any]:
-    """What the safe bytes add, and how it did: ``python -m research readings FOLDER --exact --write``
-    makes the file.
+safety: Final = partial(shipped_json, "tracing/safety.json")
+"""What the safe bytes add, and how it did: ``python -m research readings FOLDER --exact --write``
+makes the file.
 
-    * ``margins``: kind of run → share of the reserved bytes;
-    * ``workspaces``: how many times the largest convolution workspace is added too, as readings of
-      networks with large workspaces scatter more;
-    * ``coverage``: name of a GPU → published readings below the safe bytes, and all of them, each
-      with the margins of other model families.
-    """
-    document: dict[str, Any] = shipped_json("tracing/safety.json")
-    return document
+* ``margins``: kind of run → share of the reserved bytes;
+* ``workspaces``: how many times the largest convolution workspace is added too, as readings of
+  networks with large workspaces scatter more;
+* ``coverage``: name of a GPU → published readings below the safe bytes, and all of them, each with
+  the margins of other model families.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from gpumemnet.atomic_files import Document
 from gpumemnet.job.layers import GROUP_OF_KIND
@@ -35,8 +34,6 @@ from ..networks.line import GROUP_NAMES
 from .classifier import TrainedClassifier, fitted_inputs, float_tensor
 from .data import LabelledJobs, families_of, folds
 from .graph_export import export_classifier
-
-Array = NDArray[np.float64]
 
 SUPPORT_OPTION_FIELDS: Final = (
     *("optimizer", "optimizer_implementation", "precision", "checkpointing", "attention_kernel"),

@@ -47,8 +47,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Final
+from functools import cache, partial
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -321,9 +321,7 @@ def _odd(channels: int) -> int:
     return math.gcd(channels, 8)
 
 
-@cache
-def _document() -> dict[str, Any]:
-    return dict(shipped_json("tracing/operators/copied_tensors.json"))
+_document: Final = partial(shipped_json, "tracing/operators/copied_tensors.json")
 
 
 @cache
