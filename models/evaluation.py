@@ -24,6 +24,7 @@ from gpumemnet.job.job_table import Array
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.predict.conformal import COVERAGES, conformal_quantiles
 from gpumemnet.predict.distribution import PUBLISHED_BINS
+from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 from gpumemnet.predict.predictor import SLACK_BYTES
 
 from .networks.mlp import Inputs
@@ -38,7 +39,6 @@ from .training.classifier import (
 )
 from .training.data import LabelledJobs, fold_numbers, folds
 
-COVERAGE: Final = 0.99
 FOLDS: Final = 5
 LINE: Final = "line"
 MLP: Final = "MLP-based"
@@ -147,7 +147,7 @@ def _answers(
 
 def network_answers(network: torch.nn.Module, jobs: LabelledJobs, has_sequences: bool) -> Answers:
     """The answers of a trained network, as its graph gives them."""
-    level, parts = 2 + COVERAGES.index(COVERAGE), []
+    level, parts = 2 + COVERAGES.index(DEFAULT_COVERAGE), []
     for at in range(0, len(jobs), 256):
         own = jobs.take(np.arange(at, min(at + 256, len(jobs))))
         given: tuple[torch.Tensor, ...] = (float_tensor(own.features),)
@@ -175,7 +175,7 @@ def _line_and_trees(
     rows = np.flatnonzero(training.is_measured)
 
     def answers(correction: Array, left: Array) -> Answers:
-        [bound] = conformal_quantiles(left[training.calibrates[rows]], (COVERAGE,))
+        [bound] = conformal_quantiles(left[training.calibrates[rows]], (DEFAULT_COVERAGE,))
         moved = asked_centre + correction
         highest = moved + (float(left.max()) if bound is None else bound)
         return Answers(np.maximum(np.exp(moved) - SLACK_BYTES, 1.0), np.exp(highest) - SLACK_BYTES)

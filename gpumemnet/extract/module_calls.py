@@ -335,7 +335,8 @@ def with_meta_tensors(
             replace(child, f"{path}.{name}" if path else name)
         if isinstance(module, torch.jit.ScriptModule):
             return
-        for is_buffer, own in enumerate((own_parameters(module), own_buffers(module))):
+        tables: list[dict[str, Any]] = [own_parameters(module), own_buffers(module)]
+        for is_buffer, own in enumerate(tables):
             for name, tensor in own.items():
                 if tensor is None or nn.parameter.is_lazy(tensor):
                     continue

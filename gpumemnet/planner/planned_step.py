@@ -164,16 +164,12 @@ class _Edit:
         events: list[int] = []
         moved: list[int] = []
         put_in, left_out = self._put_in, self._left_out
-        for position, event in enumerate(timeline.events):
+        for position in range(len(timeline.events) + 1):
             moved.append(len(events))
-            if position in put_in:
-                for _, _, added in sorted(put_in[position]):
-                    events += added
+            for _, _, added in sorted(put_in.get(position, ())):
+                events += added
             if position not in left_out:
-                events.append(event)
-        moved.append(len(events))
-        for _, _, added in sorted(put_in.get(len(timeline.events), [])):
-            events += added
+                events += timeline.events[position : position + 1]
         moved[-1] = len(events)
         return replace(
             timeline,

@@ -101,15 +101,15 @@ class _Repetition:
     def __init__(self, module: nn.Module, inner: AbstractContextManager[Any] | None = None) -> None:
         self._norms = [each for each in module.modules() if isinstance(each, NORMALIZATIONS)]
         self._inner = inner or nullcontext()
-        self._originals: list[tuple[dict[str, Tensor | None], str, Tensor]] = []
+        self._originals: list[tuple[dict[str, Tensor | None], dict[str, Tensor | None]]] = []
 
     def __enter__(self) -> None:
         for module in self._norms:
             buffers = own_buffers(module)
-            for name, buffer in list(buffers.items()):
-                if buffer is not None:
-                    self._originals.append((buffers, name, buffer))
-                    buffers[name] = buffer.clone()
+            self._originals.append((buffers, {**buffers}))
+            buffers.update(
+                {name: each.clone() for name, each in buffers.items() if each is not None}
+            )
         self._inner.__enter__()
 
     def __exit__(self, *error: Any) -> None:
@@ -117,8 +117,8 @@ class _Repetition:
             self._inner.__exit__(*error)
         finally:
             while self._originals:
-                buffers, name, buffer = self._originals.pop()
-                buffers[name] = buffer
+                buffers, before = self._originals.pop()
+                buffers.update(before)
 
 
 def _policy(context: object, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

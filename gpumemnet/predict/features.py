@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.errors import InvalidJobError
-from gpumemnet.job.job_table import Array, Flags, Indices, JobTable, OptionSet
+from gpumemnet.job.job_table import Array, Flags, JobTable, OptionSet
 from gpumemnet.job.layers import GROUP_NAMES, LAYER_GROUPS
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.physics.closed_form import IS_COMPILED, fill_columns
@@ -245,9 +245,6 @@ def _parts(table: JobTable) -> Iterator[tuple[slice, slice]]:
     """The rows of a table in parts of about :data:`_LAYERS_AT_ONCE` layers, each with the places of
     its layers."""
     count = len(table)
-    if len(table.layer_kinds) <= _LAYERS_AT_ONCE:
-        yield slice(0, count), slice(0, len(table.layer_kinds))
-        return
     ends = [0, *table.layer_counts.cumsum().tolist()]
     start = 0
     while start < count:
@@ -355,39 +352,21 @@ def layer_sequence(table: JobTable) -> tuple[NDArray[np.float32], Flags]:
     output_bytes = table.layer_activations * activation_bytes[owners]
     weight_bytes = table.layer_parameters * parameter_bytes[owners]
     groups = _GROUP_OF_CODE[table.known_kinds]
-    if counts.max(initial=0) <= MAX_TOKENS:
-        tokens = counts
-        flat = np.zeros((len(owners), len(SEQUENCE_COLUMNS)), dtype=np.float32)
-        flat[np.arange(len(flat)), groups] = 1.0
-        flat[:, -2], flat[:, -1] = np.log1p(output_bytes), np.log1p(weight_bytes)
-    else:
-        tokens, flat = _stretches(counts, owners, groups, output_bytes, weight_bytes)
-    mask = np.arange(int(tokens.max(initial=0))) < tokens[:, None]
-    sequences = np.zeros((*mask.shape, len(SEQUENCE_COLUMNS)), dtype=np.float32)
-    sequences[mask] = flat
-    return sequences, mask
-
-
-def _stretches(
-    counts: Indices,
-    owners: Indices,
-    layer_groups: Indices,
-    output_bytes: Array,
-    weight_bytes: Array,
-) -> tuple[Indices, NDArray[np.float32]]:
-    """Divides layer lists into runs; returns the number of tokens of each job, shape ``[B]``, and
-    all tokens, ``[T, F]``."""
+    # a list that is too long is divided into runs of equal length
     stretch = -(-counts // MAX_TOKENS)
-    tokens = -(-counts // np.maximum(stretch, 1))
+    tokens = -(-counts // stretch)
     first_layer, first_token = counts.cumsum() - counts, tokens.cumsum() - tokens
     position = np.arange(len(owners)) - first_layer[owners]
     token = first_token[owners] + position // stretch[owners]
-    count, groups = int(tokens.sum()), len(GROUP_NAMES)
-    rows = np.empty((count, len(SEQUENCE_COLUMNS)), dtype=np.float32)
-    per_group = np.bincount(token * groups + layer_groups, minlength=count * groups).reshape(
-        count, groups
+    count, width = int(tokens.sum()), len(GROUP_NAMES)
+    per_group = np.bincount(token * width + groups, minlength=count * width).reshape(count, width)
+    mask = np.arange(int(tokens.max(initial=0))) < tokens[:, None]
+    sequences = np.zeros((*mask.shape, len(SEQUENCE_COLUMNS)), dtype=np.float32)
+    sequences[mask] = np.column_stack(
+        [
+            per_group / per_group.sum(axis=1, keepdims=True),
+            np.log1p(np.bincount(token, output_bytes, minlength=count)),
+            np.log1p(np.bincount(token, weight_bytes, minlength=count)),
+        ]
     )
-    rows[:, :groups] = per_group / per_group.sum(axis=1, keepdims=True)
-    rows[:, -2] = np.log1p(np.bincount(token, output_bytes, minlength=count))
-    rows[:, -1] = np.log1p(np.bincount(token, weight_bytes, minlength=count))
-    return tokens, rows
+    return sequences, mask

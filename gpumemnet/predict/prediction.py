@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Final, NamedTuple, overload
 
 import numpy as np
@@ -95,7 +96,7 @@ class GpuResolver:
             )
         self._cards = list(cards)
         self._context_bytes = context_bytes
-        self._known: dict[tuple[str, int | None, str], PredictionGpu] = {}
+        self._of_device = cache(self._prediction_gpu)
         self._default = (
             self._find(gpu, SETTING) if gpu is not None else self._find(self._cards[0].gpu, DEFAULT)
         )
@@ -110,11 +111,7 @@ class GpuResolver:
 
     def _find(self, gpu: str, source: str) -> PredictionGpu:
         """The same object for the same GPU, so that what is computed for it can be kept."""
-        device = device_profile(gpu)
-        key = device.name, device.context_bytes, source
-        if key not in self._known:
-            self._known[key] = self._prediction_gpu(device, source)
-        return self._known[key]
+        return self._of_device(device_profile(gpu), source)
 
     def _prediction_gpu(self, device: DeviceProfile, source: str) -> PredictionGpu:
         gpu, estimate = device.name, context(device)

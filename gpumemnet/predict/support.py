@@ -168,8 +168,6 @@ def _other_shares(table: JobTable) -> Array:
     """The share of each job's activations that layers of a kind without a rule put out."""
     owners, amounts = table.layer_owners, table.layer_activations
     is_other = (table.layer_kinds >= len(KINDS)) | (table.layer_kinds == OTHER_CODE)
-    if not is_other.any():
-        return np.zeros(len(table))
     every, other = (
         np.bincount(owners, part, minlength=len(table)) for part in (amounts, amounts * is_other)
     )

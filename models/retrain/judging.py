@@ -32,7 +32,6 @@ from .gate import Judged
 
 HELD_OUT: Final = "held-out architectures"
 NEWEST: Final = "newest observations"
-COVERAGE: Final = 0.99
 
 Release = Sequence[Bundle]
 
@@ -138,9 +137,7 @@ def answers(release: Release, encoder: str, data: LabelledJobs) -> tuple[Array, 
         labels[own] = data.label_bytes[own] + contexts
         gpu = _profiled_gpu(kind[1])
         with np.errstate(over="ignore"):
-            table = predictor.predict_table(
-                jobs.take(own), coverage=COVERAGE, gpu=gpu, encoder=encoder
-            )
+            table = predictor.predict_table(jobs.take(own), gpu=gpu, encoder=encoder)
         if count := sum(NO_NUMBER in table.reasons(row) for row in range(len(own))):
             raise ValueError(f"its answer is no finite number for {count} of the jobs")
         capacity = predictor.prediction_gpu(gpu).capacity_bytes

@@ -394,7 +394,7 @@ class ObservationStore:
             self._wake.clear()
             stopping = self._stopping
             try:
-                self._round(stopping)
+                self._round()
             except (
                 Exception
             ):  # the thread must survive: without it every observation would wait in vain
@@ -409,18 +409,18 @@ class ObservationStore:
             self._engine.dispose()
             self._engine = None
 
-    def _round(self, stopping: bool) -> None:
+    def _round(self) -> None:
         now = time.monotonic()
-        if self._away is not None and now < self._retry_at and not stopping:
+        if self._away is not None and now < self._retry_at and not self._stopping:
             self._refuse_all(self._away)
             return
         try:
             if self._engine is None:
                 self._connect()
-            self._write_waiting(last=stopping)
-            while self._flush_predictions(hurried=stopping):
-                self._write_waiting(last=stopping)
-            if not stopping:
+            self._write_waiting()
+            while self._flush_predictions():
+                self._write_waiting()
+            if not self._stopping:
                 self._refresh_and_sweep(now)
         except (SQLAlchemyError, DatabaseError) as error:
             self._disconnect(error)
@@ -455,30 +455,28 @@ class ObservationStore:
         assert self._engine is not None
         return self._engine.begin()
 
-    def _write_waiting(self, *, last: bool) -> None:
+    def _write_waiting(self) -> None:
         """Write the observations that wait now."""
         self._wake.clear()
-        while self._flush_observations(last=last):
+        while self._flush_observations():
             pass
 
-    def _flush_predictions(self, *, hurried: bool) -> bool:
+    def _flush_predictions(self) -> bool:
         """Write the oldest predictions; returns whether there were any."""
         queued, challenges = self._predictions.take(ROWS_PER_TRANSACTION)
         if not queued and not challenges:
             return False
-        self._write_predictions(queued, challenges, hurried=hurried)
+        self._write_predictions(queued, challenges)
         return True
 
     def _write_named_predictions(self, identities: Iterable[str]) -> None:
         """Write the queued predictions with these ids before the others."""
         if queued := self._predictions.take_named(identities):
-            self._write_predictions(queued, (), hurried=True)
+            self._write_predictions(queued, ())
 
-    def _write_predictions(
-        self, queued: Sequence[_Queued], challenges: Sequence[Row], *, hurried: bool
-    ) -> None:
+    def _write_predictions(self, queued: Sequence[_Queued], challenges: Sequence[Row]) -> None:
         try:
-            jobs, rows = self._rows(queued, hurried)
+            jobs, rows = self._rows(queued)
             with self._begin() as connection:
                 write_predictions(connection, jobs, rows, challenges)
         except (DataError, IntegrityError) as error:
@@ -493,9 +491,9 @@ class ObservationStore:
         self._complained = False
         PREDICTIONS.labels("stored").inc(len(queued))
 
-    def _rows(self, queued: Sequence[_Queued], hurried: bool) -> tuple[dict[str, Row], list[Row]]:
-        """The rows of predictions and of their jobs; pauses between slices unless ``hurried``, or
-        something waits."""
+    def _rows(self, queued: Sequence[_Queued]) -> tuple[dict[str, Row], list[Row]]:
+        """The rows of predictions and of their jobs; pauses between slices unless something
+        waits."""
         jobs: dict[str, Row] = {}
         rows: list[Row] = []
         began = time.thread_time()
@@ -504,12 +502,12 @@ class ObservationStore:
             jobs[job[0]] = job
             rows.append(prediction)
             used = time.thread_time() - began
-            if used > _SLICE_SECONDS and not (hurried or self._stopping or self._waiting):
+            if used > _SLICE_SECONDS and not (self._stopping or self._waiting):
                 self._wake.wait(_PAUSES * used)
                 began = time.thread_time()
         return jobs, rows
 
-    def _flush_observations(self, *, last: bool) -> bool:
+    def _flush_observations(self) -> bool:
         """Write one group; returns whether more can be written now."""
         with self._lock:
             group = self._waiting[:MAX_GROUP]
@@ -519,7 +517,7 @@ class ObservationStore:
         self._write_named_predictions(
             {entry.incoming.observation.prediction_id or "" for entry in group}
         )
-        replies = self._write_group(group, last)
+        replies = self._write_group(group)
         with self._lock:
             gone = {id(entry) for entry, _ in replies}
             self._waiting = [entry for entry in self._waiting if id(entry) not in gone]
@@ -529,14 +527,14 @@ class ObservationStore:
             _set_result(entry.future, reply)
         return more and len(replies) == len(group)
 
-    def _write_group(self, group: list[_Waiting], last: bool) -> list[tuple[_Waiting, Reply]]:
+    def _write_group(self, group: list[_Waiting]) -> list[tuple[_Waiting, Reply]]:
         """Write some observations; returns the results of those that need not be tried again."""
         try:
             with self._begin() as connection:
                 results = write_observations(connection, [entry.incoming for entry in group])
         except (DataError, IntegrityError) as error:
             if len(group) > 1:
-                return [reply for entry in group for reply in self._write_group([entry], last)]
+                return [reply for entry in group for reply in self._write_group([entry])]
             logger.error("an observation cannot be stored: %s", error)
             results = [
                 _busy(
@@ -550,7 +548,7 @@ class ObservationStore:
                 observation = entry.incoming.observation
                 OBSERVED.labels(observation.source, str(observation.oom).lower()).inc()
             is_unknown = isinstance(result, Refusal) and result.kind is UNKNOWN
-            if last or not is_unknown or now >= entry.known_by:
+            if self._stopping or not is_unknown or now >= entry.known_by:
                 replies.append((entry, result))
         return replies
 
