@@ -19,7 +19,7 @@ from functools import cached_property, wraps
 from inspect import signature
 from itertools import accumulate, islice
 from operator import itemgetter
-from time import monotonic
+from time import monotonic, process_time
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -66,6 +66,10 @@ _Draw = tuple[int, tuple[Any, ...]]
 """A size, and the states of random numbers that lead to it."""
 _SECONDS: Final = 3.0
 """Time to read samples of one data set."""
+_END_SECONDS: Final = 3.0
+"""CPU time for evaluations that go on to their ends, because the script may count what they gave."""
+_SLOW_ROUNDS: Final = 6
+"""Their first rounds, which tell little: equal passes run a few times before they are repeated."""
 _ITERATE: Final = TorchName("torch.utils.data:DataLoader.__iter__")
 """To come to the end of an epoch."""
 _MAKE_LOADER: Final = TorchName("torch.utils.data:DataLoader.__init__")
@@ -150,6 +154,7 @@ class Loaders:
         self._sizes: set[int] = set()
         self.trained_sizes: set[int] = set()
         """Batch sizes of the loaders that gave batches for a step, of the first steps."""
+        self.end_seconds = _END_SECONDS
         self._trained: WeakSet[DataLoader[Any]] = WeakSet()
         self.is_over: bool | None = None
         """Once a library has trained for long enough: whether its loaders give no more, as no
@@ -195,7 +200,9 @@ class Loaders:
             self.trained_sizes, self._sizes = self._sizes, set()
 
     def again(self, loader: DataLoader[Any]) -> Any:
-        """Return the first batch of a loader, ``None`` if others had other shapes."""
+        """Return the first batch of a loader, ``None`` if others have other shapes."""
+        if self.known.get(loader, [(None, None)])[-1][1] is not None:
+            return None
         with unseen():
             return deepcopy(self._copies.get(loader, [None])[-1])
 
@@ -206,17 +213,25 @@ class Loaders:
         In later epochs of training the last one is left out: a network that is trained every second
         time, say, would meet no other.  Evaluations are all alike: scripts compare them.
         """
-        if self.is_over and loader in self._trained:
+        if self.is_over and self.trains(loader):
             return []
-        known = self.known.get(loader)
-        if known is not None:
-            return known[1:] * 2 if loader in self._trained else [*known]
-        longest = last = None
-        with suppress(Exception), unseen():
-            longest, last = _longest_and_last(loader)
-            self.drawn[loader] = _largest_draws(vars(loader)["dataset"], longest or ())
-        self.known[loader] = [("the last batch", last), ("the longest batch", longest)]
-        return [*self.known[loader]]
+        if loader not in self.known:
+            longest = last = beside = None
+            with suppress(Exception), unseen():
+                longest, last, beside = _longest_and_last(loader)
+                self.drawn[loader] = _largest_draws(vars(loader)["dataset"], longest or ())
+            known = [("the last batch", last), ("the longest batch", longest)]
+            # Without no_grad, the graph of a batch lives until there is the next one.
+            if beside and torch.is_grad_enabled() and loader not in self._trained:
+                known.insert(1, ("the batch beside it", beside))
+            self.known[loader] = known
+            return [*known]
+        known = self.known[loader]
+        return known[-1:] * 2 if self.trains(loader) else [*known]
+
+    def trains(self, loader: DataLoader[Any]) -> bool:
+        """Whether the script has trained on batches of a loader."""
+        return loader in self._trained
 
     @contextmanager
     def observing(self) -> Iterator[None]:
@@ -298,7 +313,7 @@ class _Batches:
         self._given = self._live_bytes = self._count = 0
         with suppress(Exception):  # a stream of samples, or batches of unlike sizes
             self._count = len(loader)
-        self._last_second = monotonic() + _SECONDS
+        self._last_second, self._second = monotonic() + _SECONDS, 0.0
         if not loader.num_workers:
             self._batches = begin(loader)
 
@@ -322,13 +337,16 @@ class _Batches:
                 raise StopIteration
             if self._left is None:
                 self._left = self._loaders.chosen(self._loader)
+                self._second = process_time()
             # Without no_grad, the graph of a batch lives until there is the next one.
             rounds = 1 if torch.is_grad_enabled() else self._count
-            gathers = self._given > 1 and (self._live_bytes - before) * rounds >= MIB
+            grows = (self._live_bytes - before) * rounds >= MIB
+            gathers = grows and self._given > 1 + torch.is_grad_enabled()
+            gathers |= self._given > 1 and len(self._left) == 1 and self._is_cheap(left)
             what, numbers = self._left.pop() if self._left and not gathers else ("", None)
             if what and not self._left and self._count:
                 self._loaders.number = self._count - 1
-            if gathers and not left:  # what it gathers of the last one is less
+            if self._given > 1 and not left:  # what it gathers of the last one is less
                 what, numbers = self._loaders.known.get(self._loader, [(what, numbers)])[0]
             if numbers is not None:
                 self._loaders.gives(what)
@@ -347,16 +365,28 @@ class _Batches:
         known = self._loaders.again(self._loader) if is_known else None
         return self._loaders.given(self._loader, next(self._batches)) if known is None else known
 
+    def _is_cheap(self, left: int) -> bool:
+        """Whether an evaluation may go on to its end; what it keeps on the host is whole then."""
+        before, self._second = self._second, process_time()
+        spent = self._second - before
+        rounds = min(left, _SLOW_ROUNDS) if self._given <= _SLOW_ROUNDS else left
+        is_cheap = left > 0 and spent * rounds < self._loaders.end_seconds
+        trains = torch.is_grad_enabled() and self._loaders.trains(self._loader)
+        if not is_cheap or trains:
+            return False
+        self._loaders.end_seconds -= spent
+        return True
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._batches, name)
 
 
-def _longest_and_last(loader: DataLoader[Any]) -> tuple[Sequence[Any] | None, Sequence[Any] | None]:
-    """Return the numbers of the samples in the longest batch, if samples differ in size, and in the
-    last one, if it is smaller."""
+def _longest_and_last(loader: DataLoader[Any]) -> tuple[Sequence[Any] | None, ...]:
+    """Return the numbers of the samples in the longest batch, if samples differ in size, in the
+    last one, if it is smaller, and in the one beside the longest."""
     data, sampler = vars(loader)["dataset"], loader.batch_sampler
     if sampler is None or not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
-        return None, None
+        return None, None, None
     count = len(data)
     # A copy, because some are iterators of their own: Lightning's, when it predicts.
     batches, drawn = [], 0
@@ -376,12 +406,13 @@ def _longest_and_last(loader: DataLoader[Any]) -> tuple[Sequence[Any] | None, Se
                 sizes[number] = _size(data[number])
         if len(set(sizes.values())) == 1:
             has_draws = len({size for size, _ in _draws(loader, batches[0])}) > 1
-            return batches[0] if has_draws else None, last
-    longest = max(  # padded, where its samples differ
-        batches,
-        key=lambda batch: len(batch) * max((sizes.get(number, 0) for number in batch), default=0),
-    )
-    return longest, last
+            return batches[0] if has_draws else None, last, None
+    padded = [
+        len(batch) * max((sizes.get(each, 0) for each in batch), default=0) for batch in batches
+    ]
+    place = padded.index(max(padded))
+    beside = [*batches[place + 1 : place + 2], *batches[place - 1 :]][0]
+    return batches[place], last, beside
 
 
 def _spread(count: int, most: int) -> list[int]:
@@ -391,7 +422,8 @@ def _spread(count: int, most: int) -> list[int]:
     return [number * (count - 1) // max(taken - 1, 1) for number in range(taken)]
 
 
-def _size(sample: Any) -> int:
+def _size(sample: Any, depth: int = 3) -> int:
+    """Return how much a sample holds, some levels deep where it is an object such as a graph."""
     if isinstance(sample, Tensor) or hasattr(sample, "shape"):
         size = 1
         for length in sample.shape:
@@ -403,7 +435,10 @@ def _size(sample: Any) -> int:
         return len(sample)
     if isinstance(sample, list | tuple):
         return sum(map(_size, sample)) if sample and not isinstance(sample[0], int) else len(sample)
-    return 1
+    held = getattr(sample, "__dict__", None)
+    if not depth or type(held) is not dict:
+        return 1
+    return 1 + sum(_size(each, depth - 1) for each in held.values())
 
 
 def _collated(loader: DataLoader[Any], numbers: Sequence[Any], drawn: Mapping[Any, _Draw]) -> Any:

@@ -477,6 +477,36 @@ raise KeyError("score")
         640 + WORKSPACE,
         "library.py line 16: what",
     ),
+    "counted": Case(  # what an evaluation has gathered on the host is looked up
+        """
+first, data = wide(1), TensorDataset(torch.randn(300, 4096))
+optimizer, rows = torch.optim.SGD(first.parameters(), lr=0.1), []
+for (x,) in DataLoader(data, 16): step(optimizer, first(x.cuda()).mean())
+for (x,) in DataLoader(data, 16): rows.extend(first(x.cuda()).argmax(1).tolist())
+second = wide(2 + rows[299])
+step(torch.optim.SGD(second.parameters(), lr=0.1), second(x.cuda()).mean())
+""",
+        2 * (64 + 128),
+        2 * (64 + 128) + 2 * WORKSPACE,
+    ),
+    "descending": Case(  # two graphs of an evaluation: of the longest batch, and of a short one
+        """
+class Sorted(Dataset):
+    def __len__(self): return 40
+    def __getitem__(self, i):
+        graph = nn.Identity()
+        graph.x = torch.zeros(1000 if i < 4 else 10, 256)
+        return graph
+def batch(graphs): return torch.stack([each.x for each in graphs])
+model = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256), nn.Sigmoid()) for _ in range(16)]).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(4):
+    for _ in range(4): step(optimizer, model(torch.zeros(8, 256).cuda()).mean())
+    for x in DataLoader(Sorted(), 4, collate_fn=batch): loss = model(x.cuda()).mean()
+""",
+        16 * 3.9,
+        16 * 3.9 + 2 * WORKSPACE,
+    ),
     "exits": Case(
         """
 class Compared(nn.Identity):  # as TensorDict is
