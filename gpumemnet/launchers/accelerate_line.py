@@ -94,15 +94,19 @@ def _read_in_child(request: dict[str, Any]) -> dict[str, Any]:
         ),
         **{name: partial(refuse_launcher, reason) for name, reason in _REFUSED.items()},
     }
+    gpus: int | None = request["gpus"]
+    file = args.config_file or launch.default_config_file
     several = args.multi_gpu or args.use_fsdp or args.use_deepspeed
+    others = (args.cpu, args.tpu, args.use_megatron_lm, Path(file).is_file())
+    if not several and not any(others):  # as it does itself where it finds so many GPUs
+        args.multi_gpu = (args.num_processes or gpus or 1) > 1
 
     def visible_gpus() -> int:
-        gpus: int | None = request["gpus"]
-        if several and gpus is None:
+        if several and gpus is None and args.num_processes is None:
             refuse(
                 "depends on the machine: give --num_processes, or say with --ranks how many GPUs"
             )
-        return gpus or 1
+        return gpus or args.num_processes or 1
 
     with ExitStack() as stack:
         for name, replacement in replacements.items():
@@ -116,7 +120,6 @@ def _read_in_child(request: dict[str, Any]) -> dict[str, Any]:
         except (ValueError, KeyError, TypeError, OSError, AttributeError, RuntimeError) as error:
             refuse(f"{type(error).__name__}: {error}")
     environment, is_distributed = started[0]
-    file = args.config_file or launch.default_config_file
     notes = _file_notes(Path(file), known) if Path(file).is_file() else []
     if args.config_file is None and Path(file).is_file():
         notes.insert(0, f"accelerate read {file}, its default file on this machine")

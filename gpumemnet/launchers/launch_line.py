@@ -28,17 +28,21 @@ _TORCHRUN_MODULES: Final = ("torch.distributed.run", "torch.distributed.launch")
 _TORCHRUN_FLAGS: Final = frozenset({"standalone", "no-python", "module", "run-path", "use-env"})
 _PREFIXES: Final = frozenset(
     {
-        *("srun", "nohup", "numactl", "uv", "poetry", "pixi", "pdm", "hatch", "pipenv", "rye"),
-        *("conda", "mamba", "micromamba", "jupyter"),
+        *("srun", "sbatch", "nohup", "numactl", "uv", "poetry", "pixi", "pdm", "hatch", "pipenv"),
+        *("rye", "conda", "mamba", "micromamba", "jupyter", "mpirun", "mpiexec", "horovodrun"),
     }
 )
 """Programs that start the rest of a line, after options of their own."""
 _SCRIPTS: Final = (".py", ".ipynb")
+_SHELLS: Final = ("bash", "sh")
+_MPI_RANKS: Final = ("-np", "-n", "--np")
+_MODULE: Final = re.compile(r"-[bBdEiIOPqsSuvx]*m(.*)")
+"""``-m``, behind options without a value, as in ``-um``, or before its value."""
 PROGRAMS_MODULE: Final = "gpumemnet.launchers.programs"
 _DEEPSPEED_FLAGS: Final = frozenset(
     {
         *("module", "no-python", "no-local-rank", "no-ssh", "no-ssh-check", "force-multi"),
-        *("save-pid", "bind-cores-to-rank", "quiet", "q"),
+        *("save-pid", "bind-cores-to-rank", "quiet", "q", "elastic-training"),
     }
 )
 
@@ -90,17 +94,33 @@ def parse_launch(words: Sequence[str], gpus: int | None = None) -> Launch:
     while left and _VARIABLE.fullmatch(left[0]):
         name, _, value = left.pop(0).partition("=")
         variables[name] = value
-    if left and _launcher(left[0]) in _PREFIXES:
-        while left and not _starts(left[0]):
-            del left[0]
+    ranks = None
     if not left:
-        raise InvalidRequestError("the line names no script and no launcher of one", _FIELD)
+        raise InvalidRequestError("the line names no program", _FIELD)
+    if _launcher(left[0]) in _PREFIXES:
+        left, ranks = _after_prefix(left)
     if left[0].endswith(_SCRIPTS):
         left.insert(0, "python")
+    elif left[0].endswith(".sh") and shutil.which(left[0]) is None:
+        left.insert(0, _SHELLS[0])
     launcher = _launcher(left[0])
     reader = _READERS.get(launcher)
     launch = _program(left) if reader is None else reader(left[1:], variables, gpus)
-    return replace(launch, variables={**variables, **launch.variables})
+    return replace(launch, ranks=launch.ranks or ranks, variables={**variables, **launch.variables})
+
+
+def _after_prefix(words: list[str]) -> tuple[list[str], int | None]:
+    """Return what a program such as ``srun`` starts, and as how many processes if it is MPI's."""
+    starts = [number for number, word in enumerate(words) if _starts(word)]
+    # options have values of any name, so a program counts only where nothing else starts
+    starts += [number for number, word in enumerate(words) if number and shutil.which(word)]
+    if not starts:
+        raise InvalidRequestError("the line names no script and no launcher of one", _FIELD)
+    options, ranks = words[: starts[0]], None
+    if "mpi" in words[0] or "horovod" in words[0]:
+        number = next((options.index(name) for name in _MPI_RANKS if name in options), None)
+        ranks = None if number is None else _number("".join(options[number + 1 :][:1]), "-np")
+    return words[starts[0] :], ranks
 
 
 def _program(words: list[str]) -> Launch:
@@ -121,7 +141,7 @@ def _program(words: list[str]) -> Launch:
 
 def _starts(word: str) -> bool:
     """Whether a word of a line is a launcher or a script."""
-    return word.endswith(_SCRIPTS) or _launcher(word) in _READERS
+    return word.endswith((*_SCRIPTS, ".sh")) or _launcher(word) in (*_READERS, *_SHELLS)
 
 
 def _launcher(word: str) -> str:
@@ -130,29 +150,35 @@ def _launcher(word: str) -> str:
 
 
 def _python(words: list[str], variables: dict[str, str], gpus: int | None) -> Launch:
-    while words and words[0].startswith("-") and words[0] != "-m":
+    module = None
+    while module is None and words and words[0].startswith("-"):
         option = words.pop(0)
+        module = _MODULE.fullmatch(option)
         if option == "-c":
             raise InvalidRequestError(
                 "code of python -c cannot be traced: write it into a file", _FIELD
             )
         if option in ("-W", "-X") and words:
             words.pop(0)
-    if not words or words == ["-m"]:
+    if module is not None and module[1]:
+        words.insert(0, module[1])
+    if not words:
         raise InvalidRequestError("the line names no script", _FIELD)
-    if words[0] != "-m":
+    if module is None:
         return Launch(words[0], arguments=tuple(words[1:]))
-    module, *rest = words[1:]
-    if module in _TORCHRUN_MODULES:
+    name, *rest = words
+    if name in _TORCHRUN_MODULES:
         launch = _torchrun(rest, variables, gpus)
-        if module == _TORCHRUN_MODULES[0] or "use-env" in _options(rest, _TORCHRUN_FLAGS)[0]:
+        if name == _TORCHRUN_MODULES[0] or "use-env" in _options(rest, _TORCHRUN_FLAGS)[0]:
             return launch
         rank = f"{_rank_option(Path(launch.script))}=0"
         return replace(launch, arguments=(rank, *launch.arguments))
-    if module in ("accelerate.commands.launch", "accelerate.commands.accelerate_cli"):
-        line = ["launch", *rest] if module.endswith("launch") else rest
+    if name in ("accelerate.commands.launch", "accelerate.commands.accelerate_cli"):
+        line = ["launch", *rest] if name.endswith("launch") else rest
         return _accelerate(line, variables, gpus)
-    return Launch(module, True, tuple(rest))
+    if name == "deepspeed.launcher.runner":
+        return _deepspeed(rest, variables, gpus)
+    return Launch(name, True, tuple(rest))
 
 
 def _rank_option(script: Path) -> str:
@@ -176,12 +202,11 @@ def _torchrun(words: list[str], variables: dict[str, str], gpus: int | None) -> 
         on_host = _all_of_machine(f"--nproc-per-node {each}", gpus) // hosts
     else:
         on_host = _number(each, "--nproc-per-node")
-    return Launch(
-        rest[0],
-        "module" in options,
-        tuple(rest[1:]),
-        on_host * hosts,
-        {"LOCAL_WORLD_SIZE": str(on_host)},
+    launch = Launch(rest[0], "module" in options, tuple(rest[1:]))
+    return replace(
+        _program(rest) if "no-python" in options else launch,
+        ranks=on_host * hosts,
+        variables={"LOCAL_WORLD_SIZE": str(on_host)},
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,25 @@ from gpumemnet.launchers.launch_line import Launch, is_launch, parse_launch
 from gpumemnet.tracing import trace_script
 
 
+def _program(*words: str) -> Launch:
+    return Launch("gpumemnet.launchers.programs", True, words)
+
+
 @pytest.mark.parametrize(
     ("line", "launch"),
     [
         ("python train.py --lr 1e-4", Launch("train.py", arguments=("--lr", "1e-4"))),
         ("uv run --with x train.py 1", Launch("train.py", arguments=("1",))),
         ("python3.11 -u -m pkg.train 8", Launch("pkg.train", True, ("8",))),
+        ("python -um pkg.train -m", Launch("pkg.train", True, ("-m",))),
+        ("srun -p test bash a.sh b.py", _program("bash", "a.sh", "b.py")),
+        ("sbatch --time 1 /nowhere/a.sh", _program("bash", "/nowhere/a.sh")),
+        ("uv run --with x env", _program("env")),
+        (
+            "torchrun --no-python bash a.sh",
+            replace(_program("bash", "a.sh"), ranks=1, variables={"LOCAL_WORLD_SIZE": "1"}),
+        ),
+        ("mpirun -np 4 -x A=1 python train.py -n 2", Launch("train.py", False, ("-n", "2"), 4)),
         (
             "torchrun --nproc-per-node 4 train.py --lr 1e-4",
             Launch("train.py", False, ("--lr", "1e-4"), 4, {"LOCAL_WORLD_SIZE": "4"}),
@@ -81,7 +95,9 @@ def test_lines_are_read_as_their_launchers_read_them(line: str, launch: Launch) 
         ("torchrun --nproc-per-node 0 train.py", "must be a number above 0, not '0'"),
         ("torchrun --nproc-per-node 4", "the line names no script"),
         ("python -c pass", "write it into a file"),
-        ("A=1 mpirun python train.py", "'mpirun' is no program on this machine"),
+        ("A=1 mpirunner python train.py", "'mpirunner' is no program on this machine"),
+        ("A=1 srun", "names no script and no launcher of one"),
+        ("A=1", "the line names no program"),
     ],
 )
 def test_other_lines_are_refused_with_what_to_do(line: str, sentence: str) -> None:
@@ -96,6 +112,8 @@ def test_other_lines_are_refused_with_what_to_do(line: str, sentence: str) -> No
         ("srun -n 1 torchrun --nnodes 2 --nproc-per-node gpu train.py", 8),
         ("accelerate launch --multi_gpu train.py", 8),
         ("torchrun --nproc-per-node 2 train.py", 2),
+        ("accelerate launch --num_processes 2 train.py", 2),
+        ("accelerate launch train.py", 8),
     ],
 )
 def test_lines_that_take_all_gpus_are_told_how_many(line: str, ranks: int) -> None:
