@@ -35,9 +35,12 @@ _PREFIXES: Final = frozenset(
 """Programs that start the rest of a line, after options of their own."""
 _SCRIPTS: Final = (".py", ".ipynb")
 _SHELLS: Final = ("bash", "sh")
-_MPI_RANKS: Final = ("-np", "-n", "--np")
+_MPI_RANKS: Final = re.compile(r"\S*(?:mpirun|mpiexec|horovodrun) (?:.* )?--?np? (\d+)")
 _MODULE: Final = re.compile(r"-[bBdEiIOPqsSuvx]*m(.*)")
 """``-m``, behind options without a value, as in ``-um``, or before its value."""
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+VISIBLE_ON_LINE: Final = "GPUMEMNET_VISIBLE_DEVICES"
+"""What a line sets :data:`VISIBLE` to, for the process that runs its script: a child sees no GPU."""
 PROGRAMS_MODULE: Final = "gpumemnet.launchers.programs"
 _DEEPSPEED_FLAGS: Final = frozenset(
     {
@@ -103,10 +106,16 @@ def parse_launch(words: Sequence[str], gpus: int | None = None) -> Launch:
         left.insert(0, "python")
     elif left[0].endswith(".sh") and shutil.which(left[0]) is None:
         left.insert(0, _SHELLS[0])
+    gpus = gpus or visible_gpus(variables)
     launcher = _launcher(left[0])
     reader = _READERS.get(launcher)
     launch = _program(left) if reader is None else reader(left[1:], variables, gpus)
     return replace(launch, ranks=launch.ranks or ranks, variables={**variables, **launch.variables})
+
+
+def visible_gpus(variables: Mapping[str, str]) -> int | None:
+    """Return how many GPUs environment variables let a process see; ``None`` if they do not say."""
+    return sum(map(bool, variables.get(VISIBLE, "").split(","))) or None
 
 
 def _after_prefix(words: list[str]) -> tuple[list[str], int | None]:
@@ -116,11 +125,8 @@ def _after_prefix(words: list[str]) -> tuple[list[str], int | None]:
     starts += [number for number, word in enumerate(words) if number and shutil.which(word)]
     if not starts:
         raise InvalidRequestError("the line names no script and no launcher of one", _FIELD)
-    options, ranks = words[: starts[0]], None
-    if "mpi" in words[0] or "horovod" in words[0]:
-        number = next((options.index(name) for name in _MPI_RANKS if name in options), None)
-        ranks = None if number is None else _number("".join(options[number + 1 :][:1]), "-np")
-    return words[starts[0] :], ranks
+    ranks = _MPI_RANKS.match(" ".join(words[: starts[0]]))
+    return words[starts[0] :], None if ranks is None else int(ranks[1])
 
 
 def _program(words: list[str]) -> Launch:

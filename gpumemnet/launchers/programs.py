@@ -28,7 +28,12 @@ import gpumemnet
 from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import CodeEndedError, GpumemnetError, InvalidRequestError
 from gpumemnet.gpu import DeviceProfile, available_mib, context
-from gpumemnet.launchers.launch_line import parse_launch
+from gpumemnet.launchers.launch_line import (
+    VISIBLE,
+    VISIBLE_ON_LINE,
+    parse_launch,
+    visible_gpus,
+)
 from gpumemnet.sandbox.process import DeadlineReached, set_alarm, take_off_import_path
 from gpumemnet.units import MIB
 
@@ -164,7 +169,10 @@ def _started(
         words: its arguments.
     """
     folder = Path(name)
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a program sees the simulated GPU alone
+    visible = os.environ.get(VISIBLE, "")
+    several = "," in visible and visible_gpus(os.environ)  # one is what is simulated anyway
+    # a program sees the simulated GPU alone
+    os.environ.update({VISIBLE: "", VISIBLE_ON_LINE: visible})
     document = json.loads((folder / _REQUEST).read_text())
     if program == "nvidia-smi":
         if {"-x", "--xml-format"} & {*words}:
@@ -172,7 +180,7 @@ def _started(
         sys.stdout.write(f"{nvidia_smi(document['card'], words)}\n")
         sys.exit()
     try:
-        launch = parse_launch([program, *words], document["request"]["ranks"])
+        launch = parse_launch([program, *words], document["request"]["ranks"] or several or None)
     except InvalidRequestError as error:
         if program == "python":
             _run_as_it_is(python, words)

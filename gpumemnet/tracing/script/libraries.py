@@ -138,6 +138,7 @@ def preparations(
         "transformers.trainer": lambda module: _accumulate_once(module, note),
         **dict.fromkeys(_LIGHTNING, _validate_last),
         **{name.replace("training_epoch", "prediction"): _number_all for name in _LIGHTNING},
+        **dict.fromkeys(_OLD_LIGHTNING, _validate_old_last),
         "transformers.modeling_utils": lambda module: _take_flash(module, note),
         "transformers.modeling_flash_attention_utils": _flash_package,
         "transformers.integrations.hub_kernels": lambda module: _flash_kernels(module, note),
@@ -370,6 +371,31 @@ def _accumulate_once(module: Any, note: Callable[[str], None]) -> None:
 _LIGHTNING: Final = tuple(
     f"{name}.loops.training_epoch_loop" for name in ("lightning.pytorch", "pytorch_lightning")
 )
+
+
+_OLD_LIGHTNING: Final = (
+    "pytorch_lightning.loops.epoch.training_epoch_loop",
+    "pytorch_lightning.trainer.training_loop",
+)
+"""Of versions 1.4 to 1.9, and before."""
+
+
+def _validate_old_last(module: Any) -> None:
+    """Let older versions of Lightning validate where the loader of an epoch ends: as after the last
+    batch of a loader whose length is not known."""
+    kind: Any = getattr(module, "TrainingEpochLoop", None) or module.TrainLoop
+    name = next(
+        name for name in ("_should_check_val_fx", "should_check_val_fx") if hasattr(kind, name)
+    )
+    due: Callable[..., bool] = getattr(kind, name)
+
+    def is_due(loop: Any, *args: Any, **options: Any) -> bool:
+        is_last = args[1] if args else loop.batch_progress.is_last_batch
+        length = math.inf if is_last else loop.trainer.val_check_batch
+        with patch.object(loop.trainer, "val_check_batch", length):
+            return due(loop, *args, **options)
+
+    setattr(kind, name, is_due)
 
 
 def _number_all(module: Any) -> None:

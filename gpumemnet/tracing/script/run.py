@@ -27,7 +27,12 @@ from gpumemnet.allocator.settings import parse_settings, settings_text
 from gpumemnet.errors import CodeEndedError, ExtractError, GpumemnetError, InvalidRequestError
 from gpumemnet.extract.factory import compile_file
 from gpumemnet.extract.placement import KnownValues, launches_do_nothing
-from gpumemnet.launchers.launch_line import local_ranks, torchrun_environment
+from gpumemnet.launchers.launch_line import (
+    VISIBLE,
+    VISIBLE_ON_LINE,
+    local_ranks,
+    torchrun_environment,
+)
 from gpumemnet.launchers.pipeline_stages import StageFolder
 from gpumemnet.launchers.programs import stopped_by_answer
 from gpumemnet.sandbox.checkpoint import Checkpoint, is_own_process, take_process
@@ -561,7 +566,9 @@ def _run(
     torch.cuda.is_available()  # CUDA reads which GPUs it may use once: none
     with ExitStack() as stack:
         numbers = ",".join(map(str, range(gpus)))
-        stack.enter_context(patch.dict(os.environ, {"CUDA_VISIBLE_DEVICES": numbers}))
+        if call.ranks is None:
+            numbers = os.environ.get(VISIBLE_ON_LINE) or numbers
+        stack.enter_context(patch.dict(os.environ, {VISIBLE: numbers}))
         stack.enter_context(
             patch.object(
                 os, "_exit", lambda code: sys.exit(code) if is_own_process() else end(code)

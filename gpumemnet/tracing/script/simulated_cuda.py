@@ -7,6 +7,7 @@ stream is not reused by the rest of the step.
 
 from __future__ import annotations
 
+import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from gpumemnet.extract.attention import cudnn_version
 from gpumemnet.gpu import DeviceProfile, available_mib, context
+from gpumemnet.launchers.launch_line import visible_gpus
 from gpumemnet.torch_private import script as names
 from gpumemnet.torch_private.names import TorchName
 from gpumemnet.tracing.operators.rules import Platform
@@ -187,6 +189,8 @@ _RUNTIME: Final = (
     "cudaHostRegister",
     "cudaHostUnregister",
 )
+_MOST_GPUS: Final = 64
+"""Of a host, in scripts."""
 _RANDOM_STATE_BYTES: Final = 16
 
 
@@ -252,6 +256,9 @@ def cuda_functions(
             hasattr(each, "__torch_function__") and type(each) not in known for each in values
         )
 
+    def counted(*args: object) -> int:
+        return max(count, visible_gpus(os.environ) or 0)  # which the script may set
+
     def random_state(*args: object) -> Tensor:
         return torch.zeros(_RANDOM_STATE_BYTES, dtype=torch.uint8)
 
@@ -260,7 +267,6 @@ def cuda_functions(
     constants = {
         "is_available": True,
         "is_initialized": True,
-        "device_count": count,
         "current_device": 0,
         "get_device_name": device.name,
         "get_device_capability": (major, minor),
@@ -280,6 +286,7 @@ def cuda_functions(
         "cudart": SimpleNamespace(**dict.fromkeys(_RUNTIME, lambda *args: 0)),
     }
     functions: dict[str, Any] = {name: always(value) for name, value in constants.items()}
+    functions["device_count"] = counted
     functions |= {name: always(None) for name in _WITHOUT_EFFECT}
     functions |= {name: allocated() for name in _AMOUNTS}
     functions |= {
@@ -294,7 +301,7 @@ def cuda_functions(
             f"{live_bytes():,} bytes are allocated on the simulated GPU"
         ),
         "get_rng_state": random_state,
-        "get_rng_state_all": lambda: [random_state() for _ in range(count)],
+        "get_rng_state_all": lambda: [random_state() for _ in range(counted())],
         "device": _SameDevice,
         "device_of": _SameDevice,
         "_compile_kernel": lambda *source, **options: kernel,
@@ -321,7 +328,7 @@ def cuda_functions(
     named["torch.cuda.nccl:version"] = always(
         (2, 27, 5)
     )  # errors of collectives are logged with it
-    generators = tuple(torch.Generator() for _ in range(count))
+    generators = tuple(torch.Generator() for _ in range(_MOST_GPUS))
     plans = defaultdict[int, SimpleNamespace](partial(SimpleNamespace, max_size=4096, size=0))
     named |= {
         "torch.version:cuda": "13.0",  # code compares its parts
@@ -340,7 +347,7 @@ def cuda_functions(
     )
     return [
         *((TorchName(path), function) for path, function in named.items()),
-        (names.DEVICE_COUNT, always(count)),
+        (names.DEVICE_COUNT, counted),
         # Of torch.nn.parallel: the first GPU keeps what it has.
         (names.BROADCAST, lambda tensors, devices, _: [list(tensors) for _ in devices]),
         (names.BROADCAST_ONE, lambda tensor, devices: [tensor.to(GPU)] * len(devices)),

@@ -24,6 +24,7 @@ from gpumemnet.extract.factory import existing_file
 from gpumemnet.gpu import DeviceProfile
 from gpumemnet.job.layers import check_count
 from gpumemnet.job.training_job import MAX_RANKS
+from gpumemnet.launchers.launch_line import VISIBLE, VISIBLE_ON_LINE
 from gpumemnet.launchers.pipeline_stages import StageFolder, peaks_by_rank
 from gpumemnet.launchers.programs import Programs, inheriting
 from gpumemnet.sandbox.process import NO_COMPILING, Progress, asking
@@ -113,7 +114,11 @@ def trace_script(
         _trace_in_child,
         str(script),
         purpose=PURPOSE,
-        variables={NO_COMPILING: os.environ.get(NO_COMPILING, "1"), **(variables or {})},
+        variables={
+            NO_COMPILING: os.environ.get(NO_COMPILING, "1"),
+            VISIBLE_ON_LINE: (variables or {}).get(VISIBLE, ""),
+            **(variables or {}),
+        },
         deadline_seconds=deadline_seconds,
         show_output=show_output,
         progress=progress,

@@ -65,6 +65,10 @@ def _program(*words: str) -> Launch:
             Launch("train.py", False, ("--local_rank=0", "--deepspeed", "ds.json"), 16),
         ),
         (
+            "CUDA_VISIBLE_DEVICES=1,2 deepspeed train.py",
+            Launch("train.py", False, ("--local_rank=0",), 2, {"CUDA_VISIBLE_DEVICES": "1,2"}),
+        ),
+        (
             "deepspeed --no_local_rank --include worker-0:0,1@worker-1:2 --module pkg.train",
             Launch("pkg.train", True, (), 3),
         ),
@@ -154,7 +158,9 @@ def test_what_a_shell_starts_is_traced_without_hub_and_flash_attention(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
-    (tmp_path / "run.sh").write_text("torchrun --nproc-per-node 4 train.py")
+    (tmp_path / "run.sh").write_text(
+        "CUDA_VISIBLE_DEVICES=0,1,2,3 torchrun --nproc-per-node gpu train.py"
+    )
     monkeypatch.chdir(tmp_path)
     launch = parse_launch(["bash", "run.sh"])
     notes = trace_script(launch.script, launch.arguments, is_module=launch.is_module).notes

@@ -10,7 +10,10 @@ import pytest
 from gpumemnet.units import MIB
 from tests.gpumemnet.tracing import script_child
 
-STEP = """import io, math, pickle, torch
+STEP = """import io, math, os, pickle, torch
+os.environ["CUDA_VISIBLE_DEVICES"] = "2,3"
+assert torch.cuda.device_count() == 2
+os.environ["CUDA_VISIBLE_DEVICES"] = "0"
 from torch import nn
 from torch.utils.cpp_extension import load_inline
 assert load_inline("unused", "", "__global__ void f()").f

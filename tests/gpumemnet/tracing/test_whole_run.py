@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -603,3 +604,18 @@ def test_a_trainer_runs_no_further_pass_of_a_step_with_a_batch_that_is_no_larger
     assert older().training_step(None, {}) == 1
     few = iter((1, 2))
     assert [len(Trainer().get_batch_samples(few, 4)[0]) for _ in range(3)] == [4, 4, 0]
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_older_versions_of_lightning_validate_where_a_loader_ends(is_last: bool) -> None:
+    class TrainingEpochLoop:
+        trainer = SimpleNamespace(val_check_batch=10)
+
+        def _should_check_val_fx(self, index: int, is_last_batch: bool) -> bool:
+            return self.trainer.val_check_batch == math.inf
+
+    ready = preparations(device_profile("H200"), lambda: (0, 0), 1, lambda note: None)
+    name = "pytorch_lightning.loops.epoch.training_epoch_loop"
+    ready[name](SimpleNamespace(TrainingEpochLoop=TrainingEpochLoop))
+    assert TrainingEpochLoop()._should_check_val_fx(3, is_last) == is_last
+    assert TrainingEpochLoop.trainer.val_check_batch == 10
