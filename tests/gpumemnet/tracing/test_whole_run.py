@@ -612,7 +612,7 @@ def test_older_versions_of_lightning_validate_where_a_loader_ends(is_last: bool)
         trainer = SimpleNamespace(val_check_batch=10)
 
         def _should_check_val_fx(self, index: int, is_last_batch: bool) -> bool:
-            return self.trainer.val_check_batch == math.inf
+            return bool(self.trainer.val_check_batch == math.inf)
 
     ready = preparations(device_profile("H200"), lambda: (0, 0), 1, lambda note: None)
     name = "pytorch_lightning.loops.epoch.training_epoch_loop"
