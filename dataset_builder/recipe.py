@@ -13,7 +13,7 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -81,16 +81,8 @@ class Range:
         return min(math.floor(number), int(self.high)) if self.whole else number
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryTarget:
-    """An amount of memory: bytes, or a share of the card that is measured on."""
-
-    amount_bytes: int = 0
-    share: float = 0.0
-
-    def resolve(self, capacity_bytes: int) -> int:
-        """The amount in bytes on a card of ``capacity_bytes``."""
-        return self.amount_bytes + int(capacity_bytes * self.share)
+MemoryTarget = Callable[[int], int]
+"""An amount of memory: its bytes on a card of so many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,8 +265,10 @@ def _amount(value: object, field: str) -> MemoryTarget:
             f"must be an amount such as '0.5 GiB' or '105 %', not {describe(value)}", field
         )
     if match[2] == "%":
-        return MemoryTarget(share=float(match[1]) / 100)
-    return MemoryTarget(amount_bytes=int(float(match[1]) * _UNITS[match[2]]))
+        share = float(match[1]) / 100
+        return lambda capacity_bytes: int(capacity_bytes * share)
+    amount_bytes = int(float(match[1]) * _UNITS[match[2]])
+    return lambda capacity_bytes: amount_bytes
 
 
 def sample_jobs(recipe: Recipe, count: int, seed: int, capacity_bytes: int) -> list[PlannedJob]:
@@ -292,8 +286,8 @@ def sample_jobs(recipe: Recipe, count: int, seed: int, capacity_bytes: int) -> l
     Raises:
         InvalidRequestError: when the space does not hold so many jobs between its memory limits.
     """
-    low = math.log2(recipe.memory_from.resolve(capacity_bytes))
-    high = math.log2(recipe.memory_to.resolve(capacity_bytes))
+    low = math.log2(recipe.memory_from(capacity_bytes))
+    high = math.log2(recipe.memory_to(capacity_bytes))
     if high <= low:
         raise InvalidRequestError(
             f"recipe '{recipe.name}' spans no memory on this card: memory.to lies below memory.from",

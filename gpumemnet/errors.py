@@ -44,10 +44,10 @@ class FieldError(GpumemnetError, ValueError):
     def __init__(self, reason: str, field: str = "") -> None:
         self.field = field
         self.reason = reason
-        super().__init__(f"{field}: {reason}" if field else reason)
+        super().__init__(reason, field)
 
-    def __reduce__(self) -> tuple[type[FieldError], tuple[str, str]]:
-        return type(self), (self.reason, self.field)
+    def __str__(self) -> str:
+        return f"{self.field}: {self.reason}" if self.field else self.reason
 
 
 class InvalidJobError(FieldError):

@@ -20,7 +20,6 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from gpumemnet.extract.attention import KernelChoice
 from gpumemnet.extract.checkpointing import blocks
 from gpumemnet.extract.executed_layers import _Recorder
 from gpumemnet.extract.module_calls import tensors_in, with_meta_tensors
@@ -87,9 +86,7 @@ class _GraphRecorder(_Recorder):
     def __init__(self, model: nn.Module) -> None:
         self.names: dict[int, str] = {}
         self._is_in_place = False
-        super().__init__(
-            model, {}, KernelChoice(stated="flash", precision="amp_bf16", compute_capability=(8, 0))
-        )
+        super().__init__(model, {}, lambda call: "flash")
         self._blocks = set(_recomputed(model))
         self.seen: list[_Seen] = []
         self._made: dict[int, tuple[int, ...]] = {}
@@ -162,8 +159,8 @@ class _GraphRecorder(_Recorder):
         super()._record(kind, module, outputs, *rest)
         self._is_in_place = False
 
-    def _append(self, call: Any, used: frozenset[int]) -> None:
-        super()._append(call, used)
+    def _append(self, call: Any, used: frozenset[int], module: nn.Module) -> None:
+        super()._append(call, used, module)
         number = len(self.seen)
         reads = self._reads
         if self.seen and number and self.seen[-1].path == call.path and not reads:

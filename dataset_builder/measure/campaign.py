@@ -123,10 +123,11 @@ def run_campaign(
 
     queue = deque(planned)
     pools = [Pool(meter, find_label_source(meter), settings, count_and_record) for meter in meters]
-    admit_until, abandon_at = _end_times(tally)
+    grace = min(_MAX_GRACE_SECONDS, tally.budget_seconds / 10)  # running jobs may end in it
+    end = tally.started + tally.budget_seconds
     try:
-        while time.monotonic() < abandon_at:
-            may_admit = time.monotonic() < admit_until
+        while time.monotonic() < end - grace / 3:
+            may_admit = time.monotonic() < end - grace
             for pool in pools:
                 pool.kill_overdue()
                 if may_admit:
@@ -147,14 +148,6 @@ def run_campaign(
         for pool in pools:
             for job in pool.running:
                 job.process.kill()
-
-
-def _end_times(tally: Tally) -> tuple[float, float]:
-    """Time of the last start of a job, and time at which running jobs are abandoned, on the
-    monotonic clock."""
-    grace = min(_MAX_GRACE_SECONDS, tally.budget_seconds / 10)
-    end = tally.started + tally.budget_seconds
-    return end - grace, end - grace / 3
 
 
 @dataclass(slots=True, eq=False)

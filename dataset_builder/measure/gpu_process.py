@@ -7,10 +7,10 @@ a process starts in milliseconds.  It waits after every phase until NVML has bee
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import multiprocessing
 import os
+import pkgutil
 import signal
 import sys
 import time
@@ -164,8 +164,7 @@ def _run(child: str, request: Mapping[str, Any], connection: Connection, log: Pa
         os.dup2(descriptor, 2)
     code = 1
     try:
-        module, _, function = child.partition(":")
-        getattr(importlib.import_module(module), function)(request, connection)
+        pkgutil.resolve_name(child)(request, connection)
         code = 0
     except (EOFError, ConnectionError):
         code = 3  # the campaign is gone

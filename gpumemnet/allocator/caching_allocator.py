@@ -46,28 +46,18 @@ class OutOfMemory(GpumemnetError):
         event: in a replay, the index of the event that failed.
     """
 
-    def __init__(
-        self,
-        requested_bytes: int,
-        reserved_bytes: int,
-        allocated_bytes: int,
-        event: int | None = None,
-    ) -> None:
+    event: int | None = None
+
+    def __init__(self, requested_bytes: int, reserved_bytes: int, allocated_bytes: int) -> None:
         self.requested_bytes = requested_bytes
         self.reserved_bytes = reserved_bytes
         self.allocated_bytes = allocated_bytes
-        self.event = event
-        super().__init__(
-            f"out of memory: {format_bytes(requested_bytes)} do not fit beside {format_bytes(reserved_bytes)} that are reserved, "
-            f"{format_bytes(allocated_bytes)} of them allocated"
-        )
+        super().__init__(requested_bytes, reserved_bytes, allocated_bytes)
 
-    def __reduce__(self) -> tuple[type[OutOfMemory], tuple[int, int, int, int | None]]:
-        return type(self), (
-            self.requested_bytes,
-            self.reserved_bytes,
-            self.allocated_bytes,
-            self.event,
+    def __str__(self) -> str:
+        return (
+            f"out of memory: {format_bytes(self.requested_bytes)} do not fit beside {format_bytes(self.reserved_bytes)} that are reserved, "
+            f"{format_bytes(self.allocated_bytes)} of them allocated"
         )
 
 

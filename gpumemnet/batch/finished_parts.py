@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gpumemnet.atomic_files import STAGING_PREFIX, locked, replace_file, sync_folder
 from gpumemnet.batch.part_predictions import Answers, BatchOptions, answer_schema, encode
@@ -30,8 +30,7 @@ _VERSION: Final = 3
 """Version of the form of parts; increase it when the form changes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tally:
+class Tally(NamedTuple):
     """Counts of a part, or of a batch.
 
     Attributes:
@@ -45,12 +44,6 @@ class Tally:
     answered: int = 0
     outside: int = 0
     rejected: int = 0
-
-    @staticmethod
-    def total(tallies: Iterable[Tally]) -> Tally:
-        """The sums of all counts."""
-        counts = ((each.rows, each.answered, each.outside, each.rejected) for each in tallies)
-        return Tally(*map(sum, zip(*counts, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -82,7 +75,7 @@ class PartFiles:
             if answers.rejected:
                 lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in answers.rejected]
                 replace_file(self.rejected(part), "".join(lines).encode())
-            counts = json.dumps(asdict(tally)).encode()
+            counts = json.dumps(tally._asdict()).encode()
             replace_file(self.folder / f"{part.name}.counts.json", counts)
         return tally
 

@@ -20,7 +20,6 @@ from gpumemnet.job.arrow_codec import check_columns
 from gpumemnet.job.job_files import (
     JobFile,
     csv_header,
-    dataset_version,
     open_bytes,
     open_parquet,
 )
@@ -104,7 +103,6 @@ def _row_groups(file: JobFile) -> list[int] | None:
     if file.format != "parquet":
         return None
     with open_parquet(file.location) as parquet:
-        dataset_version(parquet.schema_arrow, file.location)
         check_columns(parquet.schema_arrow, file.location)
         metadata = parquet.metadata
         return list(

@@ -134,7 +134,8 @@ def predict_files(
                     output.add(waiting.popleft())
             for part in waiting:  # what only earlier runs finished
                 output.add(part)
-            total = Tally.total(tallies[part.name] for part in parts)
+            counts = zip(*(tallies[part.name] for part in parts), strict=True)
+            total = Tally(*map(sum, counts))
             output.publish(total)
     rejected = rejected_file(path) if total.rejected else None
     if rejected and not total.answered:

@@ -6,12 +6,12 @@ no extra.
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Annotated, Any, Final, NoReturn
 
 import typer
@@ -121,11 +121,11 @@ class _Root(TyperGroup):
 
 def load(name: str) -> Any:
     """Imports a command of :data:`ENTRIES`, and returns it as Typer's."""
-    module, _, attribute = ENTRIES[name].target.partition(":")
-    package, _, rest = module.partition(".")
+    target = ENTRIES[name].target
+    package, _, rest = target.partition(".")
     if package in _EXTRAS:
-        module = f"{_sibling(package)}.{rest}"
-    found = getattr(importlib.import_module(module), attribute)
+        target = f"{_sibling(package)}.{rest}"
+    found = resolve_name(target)
     if not isinstance(found, typer.Typer):
         function, found = found, typer.Typer(add_completion=False, pretty_exceptions_enable=False)
         found.command(cls=Command)(function)

@@ -67,7 +67,7 @@ def extract(
         optimizer=optimizer,
         precision=precision,
         gpu=gpu,
-        **training_settings(settings or (), ("ranks",)),
+        **training_settings(settings, ("ranks",)),
     )
     if out is not None:
         check_writable(out)
@@ -75,7 +75,7 @@ def extract(
         source,
         options,
         inputs=inputs or (),
-        arguments=named_values(argument or (), "arg"),
+        arguments=named_values(argument, "arg"),
         batch_size=batch_size,
         deadline_seconds=deadline,
     )

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -21,9 +21,6 @@ from gpumemnet.job.training_job import TRAINING_OPTIONS
 from gpumemnet.named.methods import METHODS
 from gpumemnet.predict.bundle_card import ENCODERS
 from gpumemnet.units import GIB, MIB
-
-if TYPE_CHECKING:
-    pass
 
 STANDARD_INPUT: Final = "-"
 _PLOTS: Final = (".png", ".svg", ".pdf")
@@ -208,14 +205,14 @@ def _is_json_lines(content: bytes) -> bool:
     return bool(rest)
 
 
-def named_values(texts: Sequence[str], field: str) -> dict[str, Any]:
+def named_values(texts: Sequence[str] | None, field: str) -> dict[str, Any]:
     """Parses ``name=value`` strings; a value that is not JSON stays a string.
 
     Raises:
         InvalidRequestError: when a string has another form or a name appears twice.
     """
     values: dict[str, Any] = {}
-    for text in texts:
+    for text in texts or ():
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
             raise InvalidRequestError(f"must look like depth=12, not {describe(text)}", field)
@@ -228,7 +225,7 @@ def named_values(texts: Sequence[str], field: str) -> dict[str, Any]:
     return values
 
 
-def training_settings(texts: Sequence[str], others: Sequence[str] = ()) -> dict[str, Any]:
+def training_settings(texts: Sequence[str] | None, others: Sequence[str] = ()) -> dict[str, Any]:
     """Returns the training options that ``--set`` gives.
 
     Args:

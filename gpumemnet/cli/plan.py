@@ -155,7 +155,7 @@ def plan(
     model = source[0] if launch is None else launch.script
     check_plot(plot)
     if out is not None:
-        check_writable(out, "out")
+        check_writable(out)
     is_named = launch is None and Path(model.partition(":")[0]).suffix != ".py"
     given = {
         "method": method,
@@ -166,14 +166,14 @@ def plan(
     }
     stated = {name: value for name, value in given.items() if is_given(context, name)}
     if is_named:
-        options, stated = TraceOptions(), stated | named_values(settings or (), "set")
+        options, stated = TraceOptions(), stated | named_values(settings, "set")
     elif launch is not None:
-        kernel = attention_kernel(settings or ())
+        kernel = attention_kernel(settings)
         options = TraceOptions(best_effort=best_effort, attention_kernel=kernel)
     elif method or sequence_length:
         raise InvalidRequestError("is for a model by its name", "method")
     else:
-        chosen = training_settings(settings or (), ("zero_grad", "keeps_names"))
+        chosen = training_settings(settings, ("zero_grad", "keeps_names"))
         options = TraceOptions(
             optimizer=optimizer,
             precision=precision,
@@ -208,7 +208,7 @@ def plan(
                 model,
                 plan_request,
                 inputs=inputs or (),
-                arguments=named_values(argument or (), "arg"),
+                arguments=named_values(argument, "arg"),
                 batch_size=batch_size,
                 deadline_seconds=deadline,
                 progress=progress,
@@ -236,7 +236,7 @@ def plan(
 
 
 def show_plan(
-    answer: PlanAnswer, training: Sequence[str], console: Console, *, is_named: bool = False
+    answer: PlanAnswer, training: Sequence[str], console: Console, *, is_named: bool
 ) -> None:
     """Prints what the job needs, the plan that makes it fit, and other changes that would.
 

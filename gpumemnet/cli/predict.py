@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from gpumemnet.predict.gpu_fit import Fit
     from gpumemnet.predict.largest_batch import BatchSizes
     from gpumemnet.predict.prediction import Prediction
-    from gpumemnet.predict.predictor import Predictor
 
 _SHOWN_BINS: Final = 5
 _SHOWN_JOBS: Final = 1000
@@ -134,7 +133,16 @@ def predict(
     numbers = itertools.count(1)
 
     def fitting(job: TrainingJob) -> tuple[tuple[Fit, ...] | None, BatchSizes | None]:
-        return _fitting(predictor, job, fits, largest_batch, coverage=coverage, encoder=encoder)
+        """Which GPUs hold a job, and the largest batch that fits one; ``None`` for what was not
+        asked."""
+        from gpumemnet.predict import gpu_fit
+        from gpumemnet.predict.largest_batch import batch_sizes
+
+        options: dict[str, Any] = {"coverage": coverage, "encoder": encoder}
+        found = gpu_fit.fits(predictor, job, **options) if fits else None
+        if largest_batch is None:
+            return found, None
+        return found, batch_sizes(predictor, job, gpu_fit.target(largest_batch), **options)
 
     if as_json:
         for table, predictions in predicted:
@@ -180,23 +188,6 @@ def _predict_into_file(
     if outcome.rejected:
         lines.append(f"{tally.rejected:,} rows were rejected: {outcome.rejected} says why")
     sys.stderr.write("\n".join(lines) + "\n")
-
-
-def _fitting(
-    predictor: Predictor, job: TrainingJob, with_fits: bool, batch_gpu: str | None, **options: Any
-) -> tuple[tuple[Fit, ...] | None, BatchSizes | None]:
-    """Which GPUs hold a job, and the largest batch that fits one; ``None`` for what was not asked.
-
-    Raises:
-        InvalidRequestError: when the catalogue has no such GPU.
-    """
-    from gpumemnet.predict.gpu_fit import fits, target
-    from gpumemnet.predict.largest_batch import batch_sizes
-
-    found = fits(predictor, job, **options) if with_fits else None
-    if batch_gpu is None:
-        return found, None
-    return found, batch_sizes(predictor, job, target(batch_gpu), **options)
 
 
 def _show_fitting(fits: Sequence[Fit] | None, sizes: BatchSizes | None, console: Console) -> None:

@@ -204,7 +204,7 @@ def trace(
                 launch.arguments,
                 is_module=launch.is_module,
                 variables=launch.variables,
-                attention_kernel=attention_kernel(settings or ()),
+                attention_kernel=attention_kernel(settings),
                 ranks=launch.ranks,
                 best_effort=best_effort,
                 batch_argument=batch_argument,
@@ -221,10 +221,10 @@ def trace(
                     parallel=parallel,
                     ranks=ranks,
                     best_effort=best_effort,
-                    **training_settings(settings or (), ("zero_grad", "keeps_names")),
+                    **training_settings(settings, ("zero_grad", "keeps_names")),
                 ),
                 inputs=inputs or (),
-                arguments=named_values(argument or (), "arg"),
+                arguments=named_values(argument, "arg"),
                 batch_size=batch_size,
                 **common,
             )
@@ -235,7 +235,14 @@ def trace(
             raise InvalidRequestError("goes with a script, not with a factory", "host_memory")
         host = replace(answer.host, available_bytes=parse_memory(host_memory, "host_memory"))
         answer = replace(answer, host=host)
-    _write(answer, plot, out)
+    if out is not None:
+        from gpumemnet.job.json_codec import job_from_dict, job_to_json
+
+        write_text(out, job_to_json(job_from_dict(answer.job)))
+    if plot is not None:
+        from gpumemnet.tracing.plot import plot as draw
+
+        draw(answer, plot)
     if as_json:
         typer.echo(json.dumps(answer_to_dict(answer)))
     else:
@@ -291,7 +298,7 @@ def is_given(call: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def attention_kernel(texts: Sequence[str]) -> str | None:
+def attention_kernel(texts: Sequence[str] | None) -> str | None:
     """Returns the only training option that a script may be given: what PyTorch chooses itself."""
     values = training_settings(texts)
     kernel: str | None = values.pop("attention_kernel", None)
@@ -312,17 +319,6 @@ def _batches(text: str | None) -> tuple[int, ...]:
             f"must be batch sizes such as 1,2,4,8, not {describe(text)}", "batches"
         )
     return tuple(int(size) for size in sizes)
-
-
-def _write(answer: TraceAnswer, plot: Path | None, out: Path | None) -> None:
-    if out is not None:
-        from gpumemnet.job.json_codec import job_from_dict, job_to_json
-
-        write_text(out, job_to_json(job_from_dict(answer.job)))
-    if plot is not None:
-        from gpumemnet.tracing.plot import plot as draw
-
-        draw(answer, plot)
 
 
 def show_trace(answer: TraceAnswer, training: Sequence[str], console: Console) -> None:

@@ -106,12 +106,7 @@ class CudnnSession:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._crashes = 0
-        self._version = self._start()
-        if self._version < FIRST_VERSION:
-            self.close()
-            raise CudnnUnavailableError(
-                f"cuDNN {self.version} is installed; from 9.8 on it answers without a GPU"
-            )
+        self._start()
 
     @property
     def version(self) -> str:
@@ -126,9 +121,9 @@ class CudnnSession:
     def plans(self, device: DeviceProfile, question: ConvolutionQuestion) -> ExecutionPlans | None:
         """Return the plans for ``question`` on ``device``; ``None`` if this version does not
         support one of the two."""
-        described = device_description(device)
-        if described is None or not self.supports(device):
+        if not self.supports(device):
             return None
+        described = device_description(device)
         key = (json.dumps(described), question)
         with self._lock:
             if key not in self._answers:
@@ -146,9 +141,8 @@ class CudnnSession:
         if process is not None:
             process.kill()
             process.wait()
-            for stream in (process.stdin, process.stdout):
+            for stream in (self._requests, self._answers_of_child):
                 with suppress(OSError):
-                    assert stream is not None
                     stream.close()
 
     def __del__(self) -> None:
@@ -162,18 +156,15 @@ class CudnnSession:
         try:
             if self._process is None:
                 self._start()
-            assert self._process is not None
-            assert self._process.stdin is not None
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
+            self._requests.write(json.dumps(request).encode() + b"\n")
             return self._read(_ANSWER_SECONDS)
         except (OSError, CudnnUnavailableError):
             self._crashes += 1
             self.close()
             return None
 
-    def _start(self) -> int:
-        """Start the child, and return the version of its library."""
+    def _start(self) -> None:
+        """Start the child, and ask it for the version of its library."""
         self._process = start_child(
             self._answer,
             self._library,
@@ -182,15 +173,21 @@ class CudnnSession:
             stderr=subprocess.DEVNULL,
             bufsize=0,
         )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._requests, self._answers_of_child = self._process.stdin, self._process.stdout
         try:
             greeting = self._read(_START_SECONDS)
+            if "error" in greeting:
+                raise CudnnUnavailableError(f"cuDNN cannot be loaded: {greeting['error']}")
+            self._version = int(greeting["version"])
+            if self._version < FIRST_VERSION:
+                raise CudnnUnavailableError(
+                    f"cuDNN {self.version} is installed; from 9.8 on it answers without a GPU"
+                )
         except CudnnUnavailableError:
             self.close()
             raise
-        if "error" in greeting:
-            self.close()
-            raise CudnnUnavailableError(f"cuDNN cannot be loaded: {greeting['error']}")
-        return int(greeting["version"])
 
     def _read(self, seconds: float) -> Document:
         """Return the child's next line.
@@ -198,9 +195,7 @@ class CudnnSession:
         Raises:
             CudnnUnavailableError: it ended, or wrote nothing in time.
         """
-        assert self._process is not None
-        stream = self._process.stdout
-        assert stream is not None
+        stream = self._answers_of_child
         line = b""
         while not line.endswith(b"\n"):
             readable, _, _ = select.select([stream], [], [], seconds)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -36,27 +36,23 @@ from gpumemnet.torch_private.training import enabled_kernels, kernel_order
 _HALF_TYPES: Final = {**AUTOCAST_TYPES, **MODEL_TYPES}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelChoice:
-    """Which kernel runs the attention of a job.
+KernelChoice = Callable[[AttentionCall], str]
+"""Says which kernel runs an attention of a job."""
 
-    Attributes:
-        stated: the kernel that the job states; ``None`` for the one that PyTorch would choose.
+
+def unstated_kernel(
+    precision: str, compute_capability: tuple[int, int], call: AttentionCall
+) -> str:
+    """Return the kernel that PyTorch would choose for ``call``.
+
+    Args:
         precision: of the job, which says the type of queries, keys and values.
         compute_capability: of the GPU, major and minor.
+        call: the attention.
     """
-
-    stated: str | None
-    precision: str
-    compute_capability: tuple[int, int]
-
-    def kernel(self, call: AttentionCall) -> str:
-        """Return the kernel that runs ``call``."""
-        if self.stated is not None:
-            return self.stated
-        dtype = _HALF_TYPES.get(self.precision)
-        typed = call if dtype is None else replace(call, dtype=dtype, same_dtype=True)
-        return choose_kernel(typed, attention_setup(self.compute_capability)) or MATH
+    dtype = _HALF_TYPES.get(precision)
+    typed = call if dtype is None else replace(call, dtype=dtype, same_dtype=True)
+    return choose_kernel(typed, attention_setup(compute_capability)) or MATH
 
 
 def attention_call(
@@ -168,7 +164,7 @@ class AttentionStep:
 
 
 def attention_steps(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any], math_kernel: bool = False
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], math_kernel: bool
 ) -> list[AttentionStep]:
     """The steps of one ``multi_head_attention_forward(*args, **kwargs)`` on inputs ``[length,
     batch, embedding]``.

@@ -41,7 +41,7 @@ from gpumemnet.extract.layer_kinds import (
 )
 from gpumemnet.extract.module_calls import ModulePath, tensors_in, with_meta_tensors
 from gpumemnet.extract.placement import MissingValues, placement
-from gpumemnet.physics.attention_kernels import MATH
+from gpumemnet.physics.attention_kernels import MATH, AttentionCall
 from gpumemnet.physics.saved_tensors import RESERVED_PER_UNIT, kept_in_place, reserve_elements
 from gpumemnet.torch_private.names import CHECKPOINT_FILE, storage_id
 
@@ -66,10 +66,8 @@ class Call:
 
     Attributes:
         kind: layer kind, see :data:`gpumemnet.job.layers.LAYER_GROUPS`.
-        path: dotted path of the module that executed it; empty for the model itself.
         shape: shape of its (first) output, batch dimension included.
         elements: elements of all its outputs, for the whole batch.
-        parameters: elements of the parameters that it is the first to use.
         sequence_length: query positions of attention, or steps of a recurrent layer; else ``None``.
         joins_activations: whether it has two or more activations as inputs.
         trains: whether any parameter that it uses receives gradients.
@@ -77,16 +75,18 @@ class Call:
             none; ``None`` for a model without a stack of blocks.
         part_of: the activation function that it is a step of, where a module of that name writes it
             out, or that it is in place, where another kind says what it keeps; else ``None``.
+        path: dotted path of the module that executed it; empty for the model itself.
+        parameters: elements of the parameters that it is the first to use.
     """
 
     kind: str
-    path: str
     shape: tuple[int, ...]
     elements: int
-    parameters: int = 0
     sequence_length: int | None = None
     joins_activations: bool = False
     part_of: str | None = None
+    path: str = ""
+    parameters: int = 0
     trains: bool = False
     block: int | None = None
 
@@ -317,14 +317,12 @@ class _Recorder:
         mark = _Mark(activation, frozenset() if activation else used)
         module = self._modules.running or self._model
         if activation and func is F.multi_head_attention_forward:
-            call = module_call(args, kwargs)
-            kernel = MATH if call is None else self._attention.kernel(call)
-            self._kernels[kernel] += outputs[0].numel()
-            self._record_attention(module, attention_steps(args, kwargs, kernel == MATH))
+            is_math = self._runs_math_kernel(module_call(args, kwargs), outputs[0])
+            self._record_attention(module, attention_steps(args, kwargs, is_math))
         elif (
             activation
             and func is F.scaled_dot_product_attention
-            and self._runs_math_kernel(args, kwargs, outputs[0])
+            and self._runs_math_kernel(attention_call(*args, **kwargs), outputs[0])
         ):
             self._record_attention(module, math_kernel_steps(args, kwargs))
         elif activation:
@@ -393,12 +391,8 @@ class _Recorder:
             kernel,
         )
 
-    def _runs_math_kernel(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Tensor
-    ) -> bool:
-        """Note the kernel of one ``scaled_dot_product_attention``, and return whether it is the
-        math kernel."""
-        kernel = self._attention.kernel(attention_call(*args, **kwargs))
+    def _runs_math_kernel(self, call: AttentionCall | None, output: Tensor) -> bool:
+        kernel = MATH if call is None else self._attention(call)
         self._kernels[kernel] += output.numel()
         return kernel == MATH
 
@@ -432,19 +426,15 @@ class _Recorder:
             length = inputs[0].shape[-2]
         elif kind in _RECURRENT and inputs and inputs[0].ndim == 3:
             length = inputs[0].shape[1 if getattr(module, "batch_first", False) else 0]
-        self._append(
-            Call(
-                kept_in_place(kind) if in_place else kind,
-                self._modules.path_of(module),
-                tuple(numeric[0].shape) if numeric else (),
-                sum(tensor.numel() for tensor in numeric),
-                self._claim(used),
-                length,
-                joins_activations,
-                part_of,
-            ),
-            used,
+        call = Call(
+            kept_in_place(kind) if in_place else kind,
+            tuple(numeric[0].shape) if numeric else (),
+            sum(tensor.numel() for tensor in numeric),
+            length,
+            joins_activations,
+            part_of,
         )
+        self._append(call, used, module)
         if isinstance(module, nn.LSTM | nn.GRU) and kind in RESERVED_PER_UNIT:
             # The reserve space of cuDNN is a second layer of the kind: it keeps as much as this,
             # and has no parameters.
@@ -456,36 +446,25 @@ class _Recorder:
                 layers=module.num_layers,
                 directions=2 if module.bidirectional else 1,
             )
-            self._append(
-                Call(
-                    kind, self._modules.path_of(module), (reserve,), reserve, sequence_length=length
-                ),
-                used,
-            )
+            self._append(Call(kind, (reserve,), reserve, length), used, module)
 
     def _record_attention(self, module: nn.Module, steps: Iterable[AttentionStep]) -> None:
         for step in steps:
             used = frozenset[int]().union(
                 *(self._mark(parameter).parameters for parameter in step.parameters)
             )
-            self._append(
-                Call(
-                    step.kind,
-                    self._modules.path_of(module),
-                    step.shape,
-                    math.prod(step.shape),
-                    self._claim(used),
-                    sequence_length=step.query_length,
-                ),
-                used,
-            )
+            size = math.prod(step.shape)
+            self._append(Call(step.kind, step.shape, size, step.query_length), used, module)
 
-    def _append(self, call: Call, used: frozenset[int]) -> None:
-        """Adds the call of what runs now, which uses these parameters."""
+    def _append(self, call: Call, used: frozenset[int], module: nn.Module) -> None:
+        """Adds the call of what ``module`` runs now, which uses these parameters."""
+        claimed = [self._unclaimed.pop(key) for key in used if key in self._unclaimed]
         block = self._block_count if self._block_depth else 0
         self._calls.append(
             replace(
                 call,
+                path=self._modules.path_of(module),
+                parameters=sum(parameter.numel() for parameter in claimed),
                 trains=not self._trained.isdisjoint(used),
                 block=block if self._blocks else None,
             )
@@ -494,11 +473,6 @@ class _Recorder:
         while frame is not None and not self._checkpointed:
             self._checkpointed = frame.f_code.co_filename == CHECKPOINT_FILE
             frame = frame.f_back
-
-    def _claim(self, used: Iterable[int]) -> int:
-        """Return the number of elements of those parameters that no earlier call has used."""
-        claimed = [self._unclaimed.pop(key) for key in used if key in self._unclaimed]
-        return sum(parameter.numel() for parameter in claimed)
 
     def _refined(self, kind: str, used: frozenset[int], inputs: Sequence[Tensor]) -> str:
         if kind == "matmul" and used:

@@ -24,7 +24,7 @@ from gpumemnet.job.training_job import (
     TrainingJob,
     TrainingOptions,
 )
-from gpumemnet.physics.attention_kernels import MATH
+from gpumemnet.physics.attention_kernels import MATH, AttentionCall
 from gpumemnet.sandbox.process import ask
 from gpumemnet.sandbox.user_code import fault_sentence
 
@@ -167,19 +167,20 @@ def extract_from(
             to run.
         UnsupportedTorchError: the installed PyTorch lacks what an extraction needs.
     """
-    from gpumemnet.extract.attention import KernelChoice
+    from gpumemnet.extract.attention import unstated_kernel
     from gpumemnet.extract.executed_layers import ForwardError, walk
     from gpumemnet.torch_private.names import check_torch
 
     torch_notes = check_torch()
     device = device or device_profile(options.gpu)
-    attention = KernelChoice(
-        stated=options.attention_kernel,
-        precision=options.precision,
-        compute_capability=device.compute_capability,
-    )
+
+    def kernel(call: AttentionCall) -> str:
+        return options.attention_kernel or unstated_kernel(
+            options.precision, device.compute_capability, call
+        )
+
     try:
-        seen = walk(model, inputs.args, inputs.kwargs, attention, missing_values)
+        seen = walk(model, inputs.args, inputs.kwargs, kernel, missing_values)
     except ForwardError as error:
         within = f" (in module '{error.path}')" if error.path else ""
         shapes = inputs.shapes_of_fault(error.fault)

@@ -272,15 +272,6 @@ class KnownValues(DispatchMode):
         """Whether the tensor's values are unknown."""
         return tensor.is_meta or bool(self._overwritten and storage_id(tensor) in self._overwritten)
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        return self.run(func, args, dict(kwargs or {}))
-
     def run(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Run an operator where it belongs."""
         with without_function_modes():  # in a backward pass, kernels of PyTorch that are Python

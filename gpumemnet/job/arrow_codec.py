@@ -86,7 +86,7 @@ def check_columns(schema: pa.Schema, where: str) -> None:
             fits, expected = types.is_boolean(kind), "true or false"
         elif name in WORD_FIELDS:
             fits, expected = (
-                _is_text(kind.value_type if types.is_dictionary(kind) else kind),
+                _is_text(kind),
                 "text",
             )
         else:
@@ -241,6 +241,7 @@ def _read_layers(column: pa.Array | None, count: int, is_invalid: Flags) -> tupl
 def _is_text(kind: pa.DataType) -> bool:
     import pyarrow.types as types
 
+    kind = kind.value_type if types.is_dictionary(kind) else kind
     return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
@@ -260,7 +261,7 @@ def is_layers(kind: pa.DataType) -> bool:
         return False
     word, trains, block = parts.pop("kind"), parts.pop("trains", None), parts.pop("block", None)
     return (
-        _is_text(word.value_type if types.is_dictionary(word) else word)
+        _is_text(word)
         and (trains is None or types.is_boolean(trains) or types.is_null(trains))
         and (block is None or types.is_integer(block) or types.is_null(block))
         and all(map(types.is_integer, parts.values()))

@@ -162,6 +162,7 @@ def open_parquet(location: str, *, as_dictionaries: bool = True) -> Iterator[Any
                 buffer_size=_BUFFER_BYTES,
                 pre_buffer=False,
             ) as parquet:
+                dataset_version(parquet.schema_arrow, location)
                 yield parquet
         except (OSError, pyarrow.ArrowException) as error:
             raise DatasetError(

@@ -40,7 +40,6 @@ from gpumemnet.job.job_files import (
     FORMATS,
     JobFile,
     csv_header,
-    dataset_version,
     find_files,
     import_pyarrow,
     open_bytes,
@@ -200,7 +199,6 @@ class _ParquetCursor(ExitStack):
         self._file = file
         parquet = self.enter_context(open_parquet(file.location))
         try:
-            dataset_version(parquet.schema_arrow, file.location)
             check_columns(parquet.schema_arrow, file.location)
             names = parquet.schema_arrow.names
             self._ids = id_column_of(names, id_column, file.location)

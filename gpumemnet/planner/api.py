@@ -152,15 +152,16 @@ def plan_file(
     inputs: Sequence[str] = (),
     arguments: Mapping[str, Any] | None = None,
     batch_size: int | None = None,
-    **limits: Any,
+    deadline_seconds: float,
+    progress: Progress | None = None,
 ) -> PlanAnswer:
     """Plan how the model that ``source`` builds fits the memory that is available.
 
     Args:
         source, inputs, arguments, batch_size: as in :func:`gpumemnet.tracing.api.trace_file`.
         request: how it is trained, on which GPU, and how to plan.
-        **limits: ``deadline_seconds`` for everything, including the import of torch; ``progress``,
-            called with a few words at each stage.
+        deadline_seconds: time for everything, including the import of torch.
+        progress: called with a few words at each stage.
 
     Raises:
         ExtractError: names the operator or the line of code that cannot be traced.
@@ -169,7 +170,9 @@ def plan_file(
         MissingExtraError: torch is not installed.
     """
     document = factory_request(source, inputs, arguments, batch_size)
-    return _asked(_plan, source, document, request, **limits)
+    return _asked(
+        _plan, source, document, request, deadline_seconds=deadline_seconds, progress=progress
+    )
 
 
 def _asked(

@@ -244,8 +244,13 @@ def chain_of(step: StepCosts, machine: Machine) -> Chain:
             host[number, column] = sum(map(pinned_bytes, swapped))
     memory = _Memory(step, each)
     live, gone, shared = memory.tables()
+    allowed = np.asarray((gone > 0).any(axis=2))  # the options that free something
+    for storages in shared:
+        allowed[list(storages.units)] |= storages.lets_go
+    allowed &= np.array(step.evictable)[:, None]
+    allowed[:, KEEP] = True
     return Chain(
-        allowed=_allowed(step.evictable, gone, shared),
+        allowed=allowed,
         forward_seconds=np.array(
             [
                 total(unit.forward) + total(each.between[i - 1] if i else each.before)
@@ -271,16 +276,6 @@ def chain_of(step: StepCosts, machine: Machine) -> Chain:
         host_limit_bytes=machine.host_memory_bytes,
         passes=step.microbatches,
     )
-
-
-def _allowed(evictable: Sequence[bool], gone: Array, shared: Sequence[SharedStorages]) -> Flags:
-    """Return the options that free something."""
-    allowed: Flags = np.asarray((gone > 0).any(axis=2))
-    for each in shared:
-        allowed[list(each.units)] |= each.lets_go
-    allowed &= np.array(evictable)[:, None]
-    allowed[:, KEEP] = True
-    return allowed
 
 
 class _Memory:

@@ -102,8 +102,8 @@ def choose_plan(
             _search(tries, chain, each, keep)
         if is_refined:
             if tries.best is None:  # from the plans that decide the same for every unit
-                for option in range(1, len(OPTIONS)):
-                    tries.simulate(np.where(chain.allowed[:, option], option, KEEP))
+                for choices in _uniform(chain):
+                    tries.simulate(choices)
             _repair(tries, chain)
     best = tries.best
     if best is None:
@@ -205,12 +205,16 @@ def _exact(chain: Chain, limit_bytes: float, seconds: float) -> Found:
     return found if found.choices is not None else Found(quick.choices, found.bound_seconds)
 
 
+def _uniform(chain: Chain) -> Indices:
+    """The plans that decide the same for every unit, as far as it is allowed."""
+    return np.where(chain.allowed.T, np.arange(len(OPTIONS))[:, None], KEEP)
+
+
 def _search(tries: _Tries, chain: Chain, search: Search, keep: Simulation) -> None:
     """Search with moving limits on live bytes, between the highest that fitted and the lowest that
     did not."""
     keep_peak = float(chain.peak_bytes(chain.keep_all()[None])[0])
-    uniform = [np.where(chain.allowed[:, option], option, KEEP) for option in range(len(OPTIONS))]
-    least = float(chain.peak_bytes(np.array(uniform)).min())
+    least = float(chain.peak_bytes(_uniform(chain)).min())
     high = float(tries.limit_bytes)
     low = min(least, high)
     limit = high - max(keep.peak_allocated_bytes - keep_peak, 0.0)

@@ -37,7 +37,6 @@ class Found:
     bound_seconds: float | None = None
 
 
-Choices = Indices
 _NO_TIME: Final = 1e-9
 """Seconds added to a cost, so that what is free is not divided by zero."""
 _STARTS: Final = (
@@ -68,7 +67,7 @@ def greedy(chain: Chain, limit_bytes: float) -> Found:
     return Found(plans[chain.step_seconds(plans).argmin()])
 
 
-def _polished(chain: Chain, limit_bytes: float, choices: Choices) -> Choices:
+def _polished(chain: Chain, limit_bytes: float, choices: Indices) -> Indices:
     """Return ``choices`` after all changes of one decision that make the step faster and fit; what
     a change makes superfluous is kept again."""
     seconds = float(chain.step_seconds(choices[None])[0])
@@ -83,7 +82,7 @@ def _polished(chain: Chain, limit_bytes: float, choices: Choices) -> Choices:
     return choices
 
 
-def _evict(chain: Chain, limit_bytes: float, usable: Flags) -> Choices | None:
+def _evict(chain: Chain, limit_bytes: float, usable: Flags) -> Indices | None:
     """Change one decision after another, by what it frees above the limit for each second that it
     costs."""
     choices = chain.keep_all()
@@ -118,7 +117,7 @@ def _excess(amounts: Array, limit_bytes: float) -> Array:
     return np.asarray(np.maximum(amounts - limit_bytes, 0).sum(axis=1))
 
 
-def single_changes(chain: Chain, choices: Choices, usable: Flags | None = None) -> Choices:
+def single_changes(chain: Chain, choices: Indices, usable: Flags | None = None) -> Indices:
     """Return rows in which one unit takes another option, of those that are ``usable``; by default
     of all that are allowed."""
     units, options = np.nonzero(chain.allowed if usable is None else usable)
@@ -129,7 +128,7 @@ def single_changes(chain: Chain, choices: Choices, usable: Flags | None = None) 
     return rows
 
 
-def _without_superfluous(chain: Chain, limit_bytes: float, rows: Choices) -> Choices:
+def _without_superfluous(chain: Chain, limit_bytes: float, rows: Indices) -> Indices:
     """Return ``rows`` with units kept again, the most costly ones first, as far as each row still
     fits."""
     rows, each = rows.copy(), np.arange(len(rows))

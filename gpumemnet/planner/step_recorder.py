@@ -8,7 +8,6 @@ Positions are numbers of events of the timeline: what is recorded at position ``
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -223,23 +222,18 @@ class StepRecorder(Recorder):
 
     # Called by PyTorch.
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator, and record what it costs."""
         if self._is_closed or not self._step_starts:
-            return super().__torch_dispatch__(func, types, args, kwargs)
+            return super().run(func, args, kwargs)
         self._find_unreferenced()
         start = self.now()
-        result = super().__torch_dispatch__(func, types, args, kwargs)
+        result = super().run(func, args, kwargs)
         is_view = self._views.get(func)
         if is_view is None:
             is_view = self._views[func] = _returns_views_only(func)
         if not is_view:
-            self._record_operator(func, args, dict(kwargs or {}), result, start)
+            self._record_operator(func, args, kwargs, result, start)
         return result
 
     def _record_operator(

@@ -31,7 +31,7 @@ from gpumemnet.predict.distribution import MAX_BINS, BinScheme
 from gpumemnet.units import MIB, ceil_mib
 
 if TYPE_CHECKING:
-    from gpumemnet.predict.prediction import PredictionGpu, PredictionTable
+    from gpumemnet.predict.prediction import PredictionTable
     from gpumemnet.predict.predictor import Predictor
 
 MAX_FREE_MIB: Final = 2**20
@@ -197,19 +197,12 @@ def alike(predictor: Predictor, targets: Sequence[Target]) -> dict[str, list[int
     leaders: dict[object, str] = {}
     groups: dict[str, list[int]] = {}
     for position, target in enumerate(targets):
-        leader = leaders.setdefault(_overheads(predictor.prediction_gpu(target.gpu)), target.gpu)
+        gpu = predictor.prediction_gpu(target.gpu)
+        site = gpu.gpu if gpu.is_calibrated else None
+        overheads = gpu.context.expected_bytes, gpu.context.bound_bytes, gpu.blas_workspace_bytes
+        leader = leaders.setdefault((*overheads, site), target.gpu)
         groups.setdefault(leader, []).append(position)
     return groups
-
-
-def _overheads(prediction_gpu: PredictionGpu) -> tuple[int, int, int, str | None]:
-    site = prediction_gpu.gpu if prediction_gpu.is_calibrated else None
-    return (
-        prediction_gpu.context.expected_bytes,
-        prediction_gpu.context.bound_bytes,
-        prediction_gpu.blas_workspace_bytes,
-        site,
-    )
 
 
 def judged(target: Target, memory: Memory, probability: float) -> Fit:

@@ -27,9 +27,9 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
+from pkgutil import resolve_name
 from select import select
 from time import monotonic, process_time
 from types import FrameType
@@ -301,8 +301,7 @@ def _answer(compute: str) -> NoReturn:
     Args:
         compute: ``module:function``.
     """
-    module, name = compute.split(":")
-    function = getattr(import_module(module), name)
+    function = resolve_name(compute)
     envelope = begin(os.fdopen(os.dup(0), "rb", 0))
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

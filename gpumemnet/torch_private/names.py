@@ -8,7 +8,7 @@ tested release is traced without a word, any other with a note.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial, reduce, wraps
@@ -323,8 +323,18 @@ else:
 class DispatchMode(TorchDispatchMode):
     """A mode whose ``__torch_dispatch__`` sees each operator below autograd while it is entered."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        return self.run(func, args, dict(kwargs or {}))
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator."""
+        raise NotImplementedError
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

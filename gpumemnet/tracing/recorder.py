@@ -408,20 +408,12 @@ class Recorder(DispatchMode):
         self._references.clear()
         self._live.clear()
 
-    # Called by PyTorch.
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator, and record what it allocates."""
         watched = self._kinds.get(func)
         if watched is None:
             watched = self._kinds[func] = _allocates(func) or takes_scratch(func)
             self._layouts[func] = layout_rule(func)
-        kwargs = dict(kwargs or {})
         if self._is_closed or self._is_absent:
             return self._run(func, args, kwargs)
         if not watched:

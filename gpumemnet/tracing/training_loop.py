@@ -135,11 +135,17 @@ def on_rank(
         for name, shard in shards.items():
             owners[id(shard)] = name.rpartition(".")[0]
             recorder.classify((part_on_rank(shard),), "parameter", owners[id(shard)])
+        summed = ""
+        if dtype is not None:
+            name = str(dtype).removeprefix("torch.")
+            summed = f", gathered in {name}, gradients summed in float32"
         yield Rank(
             model,
             {key: shards[name] for key, name in of_model.items()},
             owners,
-            (_sharding_note(ranks, groups, dtype),),
+            (
+                f"the first of {ranks:,} ranks, which holds the largest shards: fully_shard in {groups:,} groups{summed}",
+            ),
         )
 
 
@@ -159,15 +165,6 @@ def gathered_in(
     """
     normalizes = any(is_batch_norm(module) for module in model.modules())
     return autocast if parallel.startswith("fsdp") and not normalizes else None
-
-
-def _sharding_note(ranks: int, groups: int, dtype: torch.dtype | None) -> str:
-    gathered = (
-        ""
-        if dtype is None
-        else f", gathered in {str(dtype).removeprefix('torch.')}, gradients summed in float32"
-    )
-    return f"the first of {ranks:,} ranks, which holds the largest shards: fully_shard in {groups:,} groups{gathered}"
 
 
 _NAMES: Final = (

@@ -15,6 +15,7 @@ from typing import Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn import Buffer
 
 from gpumemnet.predict.features import SEQUENCE_COLUMNS
 from gpumemnet.predict.predictor import SLACK_BYTES
@@ -45,19 +46,14 @@ LEAST_BYTES: Final = float(MIB)
 class SideBySide(nn.Module):
     """All trained members and the background component, computed with two-dimensional products."""
 
-    first: Tensor
-    first_bias: Tensor
-    last: Tensor
-    last_bias: Tensor
-
     def __init__(self, members: MemberMLPs) -> None:
         super().__init__()
         first, second, last = (weight.detach() for weight in members.weights)
         first_bias, second_bias, last_bias = (bias.detach() for bias in members.biases)
         count, self.hidden, _ = last.shape
         components = members.components
-        self.register_buffer("first", first.transpose(0, 1).flatten(1))
-        self.register_buffer("first_bias", first_bias.flatten())
+        self.first = Buffer(first.transpose(0, 1).flatten(1))
+        self.first_bias = Buffer(first_bias.flatten())
         self.second = nn.ParameterList(
             nn.Parameter(member.clone(), requires_grad=False) for member in second
         )
@@ -69,12 +65,12 @@ class SideBySide(nn.Module):
         apart = torch.eye(count)[:, None, None, :, None]
         weights = last.reshape(count, self.hidden, 3, 1, components) * apart
         weights = weights.reshape(count * self.hidden, 3, count * components)
-        self.register_buffer("last", nn.functional.pad(weights, (0, 1))[:, order].flatten(1))
+        self.last = Buffer(nn.functional.pad(weights, (0, 1))[:, order].flatten(1))
         biases = (
             last_bias.reshape(count, 3, components).transpose(0, 1).reshape(3, count * components)
         )
         background = torch.tensor([[0.0], [0.0], [math.log(BACKGROUND_SCALE - SMALLEST_SCALE)]])
-        self.register_buffer("last_bias", torch.cat((biases, background), dim=1)[order].flatten())
+        self.last_bias = Buffer(torch.cat((biases, background), dim=1)[order].flatten())
 
     def forward(self, inputs_BD: Tensor) -> Tensor:
         """Return logits, logarithms of the scales minus their floor, and locations, shape ``[B, 3
@@ -98,12 +94,6 @@ class MixtureHead(nn.Module):
 
     It combines the members' forward pass and :func:`models.networks.mlp.centre_and_spread`.
     """
-
-    all_but_background: Tensor
-    of_member: Tensor
-    multiples: Tensor
-    floor: Tensor
-    padding: Tensor
 
     def __init__(
         self, members: MemberMLPs, inputs: Inputs, multiples: Tensor, added_spread: float
@@ -130,13 +120,13 @@ class MixtureHead(nn.Module):
             + torch.diag(1.0 - all_but_background[:, 0]) / BACKGROUND_WEIGHT
         )
         self.members = SideBySide(members)
-        self.register_buffer("all_but_background", all_but_background)
-        self.register_buffer("of_member", of_member)
-        self.register_buffer("multiples", multiples * inputs.units / (1.0 - BACKGROUND_WEIGHT))
+        self.all_but_background = Buffer(all_but_background)
+        self.of_member = Buffer(of_member)
+        self.multiples = Buffer(multiples * inputs.units / (1.0 - BACKGROUND_WEIGHT))
         padding = -(2 + multiples.shape[1] + self.width) % LANES
         self.amounts = [2 + multiples.shape[1], self.width, padding]
-        self.register_buffer("padding", torch.zeros(1, padding))
-        self.register_buffer("floor", torch.tensor([[added_spread * (1.0 - BACKGROUND_WEIGHT)]]))
+        self.padding = Buffer(torch.zeros(1, padding))
+        self.floor = Buffer(torch.tensor([[added_spread * (1.0 - BACKGROUND_WEIGHT)]]))
 
     def forward(
         self, inputs_BD: Tensor, line_B1: Tensor, units_B1: Tensor, groups_BG: Tensor

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from scipy.optimize import lsq_linear
 from torch import Tensor, nn
+from torch.nn import Buffer
 
 from gpumemnet.job.job_table import Array
 from gpumemnet.predict.features import FEATURE_NAMES
@@ -124,17 +125,6 @@ def affine(amounts: tuple[Mapping[str, float], ...]) -> tuple[Tensor, Tensor]:
 class Line(nn.Module):
     """The line in bytes, and each job's group, from both halves of the features."""
 
-    left: Tensor
-    right: Tensor
-    beyond_step: Tensor
-    totals: Tensor
-    totals_offset: Tensor
-    conditions: Tensor
-    conditions_offset: Tensor
-    earlier: Tensor
-    slopes: Tensor
-    totals_slopes: Tensor
-
     def __init__(self) -> None:
         super().__init__()
         left, right = (affine(tuple({pair[side]: 1.0} for pair in TERMS))[0] for side in (0, 1))
@@ -143,16 +133,16 @@ class Line(nn.Module):
             tuple(dict.fromkeys(names or ("",), 1.0) for names in TOTALS_TERMS)
         )
         conditions, conditions_offset = affine(_CONDITIONS)
-        self.register_buffer("left", left)
-        self.register_buffer("right", right)
-        self.register_buffer("beyond_step", affine((own,))[0])
-        self.register_buffer("totals", totals)
-        self.register_buffer("totals_offset", totals_offset)
-        self.register_buffer("conditions", conditions)
-        self.register_buffer("conditions_offset", conditions_offset)
-        self.register_buffer("earlier", torch.ones(len(GROUPS), len(GROUPS)).triu(1))
-        self.register_buffer("slopes", torch.zeros(len(TERMS), 1))
-        self.register_buffer("totals_slopes", torch.zeros(len(TOTALS_TERMS), 1))
+        self.left = Buffer(left)
+        self.right = Buffer(right)
+        self.beyond_step = Buffer(affine((own,))[0])
+        self.totals = Buffer(totals)
+        self.totals_offset = Buffer(totals_offset)
+        self.conditions = Buffer(conditions)
+        self.conditions_offset = Buffer(conditions_offset)
+        self.earlier = Buffer(torch.ones(len(GROUPS), len(GROUPS)).triu(1))
+        self.slopes = Buffer(torch.zeros(len(TERMS), 1))
+        self.totals_slopes = Buffer(torch.zeros(len(TOTALS_TERMS), 1))
 
     def forward(self, own_BF: Tensor, reference_BF: Tensor) -> tuple[Tensor, Tensor]:
         """Return the line ``[B, 1]``, which is never below zero, and one of :data:`GROUP_NAMES` as

@@ -18,6 +18,7 @@ from typing import Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn import Buffer
 
 from gpumemnet.job.layers import GROUP_NAMES as LAYER_GROUPS
 from gpumemnet.physics.step_memory import SIZE_CLASSES
@@ -115,18 +116,6 @@ class Inputs(nn.Module):
     each, so that both have separate weights; a mask sets the inputs of the other to zero.
     """
 
-    numerators: Tensor
-    numerator_offset: Tensor
-    denominators: Tensor
-    denominator_offset: Tensor
-    flags: Tensor
-    lowest: Tensor
-    highest: Tensor
-    mean: Tensor
-    deviation: Tensor
-    shifts: Tensor
-    units: Tensor
-
     def __init__(self) -> None:
         super().__init__()
         self.line = Line()
@@ -139,17 +128,17 @@ class Inputs(nn.Module):
         self.pairs = [len(LAYER_RATIOS), len(TOTAL_RATIOS), len(padding)]
         width = len(pairs) + len(FLAGS)
         self.width = width + len(TOTAL_RATIOS) + len(FLAGS)
-        self.register_buffer("numerators", numerators)
-        self.register_buffer("numerator_offset", numerator_offset)
-        self.register_buffer("denominators", denominators)
-        self.register_buffer("denominator_offset", denominator_offset)
-        self.register_buffer("flags", flags)
-        for name, start in (("lowest", -torch.inf), ("highest", torch.inf)):
-            self.register_buffer(name, torch.full((width,), start))
-        self.register_buffer("mean", torch.zeros(width))
-        self.register_buffer("deviation", torch.ones(width))
-        self.register_buffer("shifts", torch.zeros(len(GROUP_NAMES), 1))
-        self.register_buffer("units", torch.ones(len(GROUP_NAMES), 1))
+        self.numerators = Buffer(numerators)
+        self.numerator_offset = Buffer(numerator_offset)
+        self.denominators = Buffer(denominators)
+        self.denominator_offset = Buffer(denominator_offset)
+        self.flags = Buffer(flags)
+        self.lowest = Buffer(torch.full((width,), -torch.inf))
+        self.highest = Buffer(torch.full((width,), torch.inf))
+        self.mean = Buffer(torch.zeros(width))
+        self.deviation = Buffer(torch.ones(width))
+        self.shifts = Buffer(torch.zeros(len(GROUP_NAMES), 1))
+        self.units = Buffer(torch.ones(len(GROUP_NAMES), 1))
 
     def raw(self, reference_BF: Tensor, line_B1: Tensor) -> tuple[Tensor, Tensor]:
         """Return the inputs before they are standardised, those that need layers first; and the

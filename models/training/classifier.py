@@ -387,12 +387,12 @@ class _Network(nn.Module):
 
 
 def _network(inputs: Inputs, plan: TrainingPlan) -> _Network:
+    encoder = None
+    width, members = inputs.width, plan.folds
     if plan.encoder == "transformer":
         encoder = initialised(plan.width, plan.depth, plan.heads, plan.seed)
-        width = inputs.width + 2 * plan.width  # the encoder's mean and maximum
-        return _Network(encoder, MemberMLPs(width, 1, plan.hidden, plan.components, plan.seed))
-    members = MemberMLPs(inputs.width, plan.folds, plan.hidden, plan.components, plan.seed)
-    return _Network(None, members)
+        width, members = width + 2 * plan.width, 1  # the encoder's mean and maximum
+    return _Network(encoder, MemberMLPs(width, members, plan.hidden, plan.components, plan.seed))
 
 
 def batch_of(sequences: Sequence[NDArray[np.float32]]) -> tuple[Tensor, Tensor]:

@@ -120,7 +120,7 @@ class Operation:
         body = {} if self.request is None else BODY_REFUSALS
         return dict(sorted({**keys, **limits, **body, **self.refusals}.items()))
 
-    def described(self, *, has_keys: bool = False) -> Document:
+    def described(self, *, has_keys: bool) -> Document:
         """The OpenAPI description of the operation; ``has_keys`` says whether keys are set."""
         operation: Document = {
             "tags": [self.tag],
@@ -157,7 +157,7 @@ class Operation:
 
 
 def openapi_document(
-    info: Document, operations: Iterable[Operation], *, has_keys: bool = False
+    info: Document, operations: Iterable[Operation], *, has_keys: bool
 ) -> Document:
     """The OpenAPI document.
 

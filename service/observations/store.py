@@ -176,7 +176,7 @@ class PredictionQueue:
         with self._lock:
             return self._pop([identity for identity in identities if identity in self._queued])
 
-    def put_back(self, queued: Sequence[_Queued], challenges: Sequence[Row] = ()) -> None:
+    def put_back(self, queued: Sequence[_Queued], challenges: Sequence[Row]) -> None:
         """Queue again what could not be written."""
         with self._lock:
             again = {one.records.prediction_ids[one.row]: one for one in queued}

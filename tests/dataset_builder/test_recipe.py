@@ -129,5 +129,5 @@ def test_choices_follow_their_weights(tmp_path: Path) -> None:
 
 def test_memory_is_bytes_or_a_share_of_the_card(tmp_path: Path) -> None:
     recipe = load_recipe(changed(tmp_path, "memory", {"from": "512 MiB", "to": "50 %"}))
-    assert recipe.memory_from.resolve(80 * GIB) == 512 * MIB
-    assert recipe.memory_to.resolve(80 * GIB) == 40 * GIB
+    assert recipe.memory_from(80 * GIB) == 512 * MIB
+    assert recipe.memory_to(80 * GIB) == 40 * GIB

@@ -117,10 +117,7 @@ def reduction_scratch(
         if dims and tensor.dim()
         else tuple(range(tensor.dim()))
     )
-    grid = _Grid(
-        platform.device.multiprocessors,
-        THREADS_PER_MULTIPROCESSOR.get(platform.compute_capability, 2048),
-    )
+    threads = THREADS_PER_MULTIPROCESSOR.get(platform.compute_capability, 2048)
     output_bytes = output_bytes or tensor.element_size()
     return _scratch(
         tuple(tensor.shape),
@@ -129,14 +126,9 @@ def reduction_scratch(
         tensor.element_size(),
         output_bytes,
         accumulator_bytes,
-        grid,
+        platform.device.multiprocessors,
+        threads,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Grid:
-    multiprocessors: int
-    threads_per_multiprocessor: int
 
 
 @lru_cache(maxsize=4096)
@@ -147,7 +139,8 @@ def _scratch(
     item_bytes: int,
     output_bytes: int,
     accumulator_bytes: int,
-    grid: _Grid,
+    multiprocessors: int,
+    threads: int,
 ) -> tuple[Scratch, ...]:
     if not all(shape):
         return ()
@@ -156,14 +149,16 @@ def _scratch(
         return ()
     in_parts = math.prod(shape) * item_bytes > LARGEST_OFFSET and output_bytes < accumulator_bytes
     outputs = math.prod(dim.size for dim in dims if not dim.is_reduced) if in_parts else 0
-    buffer_bytes, columns = _partial_results(dims, accumulator_bytes, grid)
+    buffer_bytes, columns = _partial_results(dims, accumulator_bytes, multiprocessors, threads)
     return (
         *exactly(KIND, outputs * accumulator_bytes, buffer_bytes),
         *exactly(KIND, 4 * columns, held=False),
     )
 
 
-def _partial_results(dims: Sequence[_Dim], accumulator_bytes: int, grid: _Grid) -> tuple[int, int]:
+def _partial_results(
+    dims: Sequence[_Dim], accumulator_bytes: int, multiprocessors: int, threads: int
+) -> tuple[int, int]:
     """Return the bytes of the buffer for partial results, and the number of block columns that
     share it."""
     reduced_count = sum(dim.is_reduced for dim in dims)
@@ -185,7 +180,7 @@ def _partial_results(dims: Sequence[_Dim], accumulator_bytes: int, grid: _Grid) 
         return 0, 0  # each warp computes a different output
     per_thread = ceil_div(inputs, per_output * height)
     blocks = ceil_div(outputs // vector, output_step)
-    wanted = grid.multiprocessors * (grid.threads_per_multiprocessor // (width * height))
+    wanted = multiprocessors * (threads // (width * height))
     if per_thread < MAX_VALUES_PER_THREAD or blocks > wanted:
         return 0, 0
     splits = max(
@@ -328,9 +323,9 @@ def _run_batch_norm(
         and weight is not None
         and bias is not None
         and _cudnn_takes(input, weight, training)
+        and (running_mean is None) == (running_var is None)
+        and (running_mean is not None or training)
     ):
-        return original(input, *arguments, cudnn_enabled)
-    if (running_mean is None) != (running_var is None) or (running_mean is None and not training):
         return original(input, *arguments, cudnn_enabled)
     dense = input.contiguous(memory_format=memory_format(input))
     output: Tensor = aten.cudnn_batch_norm(dense, *arguments)[0]
