@@ -39,6 +39,9 @@ MOST_TRACES: Final = 6
 """Traces with a single condition the other way."""
 SECONDS: Final = 30.0
 """Time for all traces of a script: further ones are made while there is time for one more."""
+WENT_ON: Final = "the run went on after errors"
+_READ: Final = "read from the GPU"
+"""Parts of notes on errors, and on values."""
 _LEAVES: Final = (ast.Continue, ast.Break, ast.Return, ast.Raise)
 _SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)
 _TESTS: Final = (ast.Compare, ast.If, ast.IfExp, ast.While, ast.BoolOp, ast.Match, ast.Subscript)
@@ -189,7 +192,7 @@ def _place(code: CodeType, instruction: int, line: int) -> Place:
     if node is not getattr(parent, "test", None):
         return place
     if isinstance(parent, ast.Assert | ast.While):
-        repeats = isinstance(parent, ast.While)
+        repeats = isinstance(parent, ast.While) and not _has_bound(parent.test)
         return replace(place, usual=not is_negated, is_settled=True, repeats=repeats)
     if isinstance(parent, ast.If):
         ends = [body[-1] if body else None for body in (parent.body, parent.orelse)]
@@ -200,6 +203,16 @@ def _place(code: CodeType, instruction: int, line: int) -> Place:
             usual = leaves[1] != is_negated
             return replace(place, usual=usual, is_settled=raises or waits, repeats=waits)
     return place
+
+
+def _has_bound(test: ast.expr) -> bool:
+    """Whether a number ends a loop, too, as in ``while running.any() and steps < 12``."""
+    parts = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else []
+    return any(
+        isinstance(part, ast.Compare)
+        and not any(isinstance(each, ast.Call | ast.Subscript) for each in ast.walk(part))
+        for part in parts
+    )
 
 
 def _fails(statement: ast.stmt | None) -> bool:
@@ -406,10 +419,14 @@ def _over_branches(trace: TraceScript, end: float) -> tuple[TraceAnswer, Assumpt
             answer = trace(MADE_UP)
             return replace(answer, notes=(*answer.notes, _MADE_UP_NOTE)), MADE_UP
         raise error from None
-    if first.error:  # perhaps of a number that cannot be
-        with suppress(ExtractError):
+    met = {each.name for each in first.phases}
+    went_on = any(each.startswith(WENT_ON) for each in first.notes)
+    if first.error or (went_on and any(_READ in each for each in first.notes)):
+        with suppress(ExtractError):  # perhaps of a number that cannot be
             further = trace(MADE_UP)
-            if not further.error and further.safe_bytes >= first.safe_bytes:
+            is_whole = met <= {each.name for each in further.phases}
+            gains = further.safe_bytes - first.safe_bytes
+            if is_whole and (gains > 0 or (gains == 0 and not further.error)):
                 first = replace(further, notes=(*further.notes, _MADE_UP_NOTE))
                 usual, opposite = MADE_UP, replace(MADE_UP, opposite=True)
     if not first.branches or first.is_lower_bound:  # time is up

@@ -82,7 +82,11 @@ _NUMBERS: Final[dict[Any, Callable[[Any], Any]]] = {
     Tensor.__float__: float,
     Tensor.__int__: int,
 }
-_COMPARES: Final = ("while checking arguments for", "invalid gradient at index")
+_COMPARES: Final = (
+    "while checking arguments for",
+    "invalid gradient at index",
+    "on the same device",
+)
 """In errors of functions that compare the devices of their arguments."""
 _RANDOM: Final = frozenset(
     {torch.rand, torch.randn, torch.normal, torch.rand_like, torch.randn_like}
@@ -130,12 +134,20 @@ class GpuRequests(TorchFunctionMode):
         self.set_default_device(GPU if folder == "torch.cuda" else None)
         self._is_default_type = self.default_device == GPU
 
-    def of_default_type(self, make: Callable[..., Tensor], **named: Any) -> Tensor:
+    def of_default_type(self, make: Callable[..., Tensor], *args: Any, **named: Any) -> Tensor:
         """Put what ``torch.Tensor(…)`` makes where the default type of tensors is."""
+        if args and isinstance(args[0], list | tuple):
+            args = self._read_lists(args)
         if not self._is_default_type:
-            return make(**named)
+            return make(Tensor, *args, **named)
         named.pop("device", None)  # that of the type
-        return make(**named).to(GPU)
+        return make(Tensor, *args, **named).to(GPU)
+
+    def _read_lists(self, lists: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Read the numbers of tensors in lists, which PyTorch does where no mode sees it."""
+        with self:
+            read: tuple[Any, ...] = map_tensors(lists, torch.Tensor.item)
+        return read
 
     def __torch_function__(
         self,
@@ -218,8 +230,7 @@ class GpuRequests(TorchFunctionMode):
             if is_unknown and func in (Tensor.__format__, Tensor.__repr__):
                 return self._shown(given)
         if func in (torch.tensor, torch.as_tensor) and given is None and tensors:
-            with self:  # PyTorch reads the numbers of a list's tensors where no mode sees it
-                args = map_tensors(args, torch.Tensor.item)
+            args = self._read_lists(args)
         if func in _SPARSE_CONSTRUCTORS and any(
             isinstance(arg, Tensor) and self._observer.device_of(arg) == GPU for arg in args
         ):
@@ -263,7 +274,10 @@ class GpuRequests(TorchFunctionMode):
             if "returned an" in str(error) or not any(each in str(error) for each in _COMPARES):
                 raise
             # it compares devices before any operator runs: its known numbers become meta, too
-            args, named = map_tensors((args, named), self._meta_on_gpu)
+            held = [each for each in argument_tensors(args, named) if each.is_meta]
+            is_on_gpu = any(self._observer.device_of(each) == GPU for each in held)
+            as_others = self._meta_on_gpu if is_on_gpu else meta_like
+            args, named = map_tensors((args, named), as_others)
             result = func(*args, **named)
         if device is None:
             self._follow_arguments(func, args, named, result)

@@ -42,6 +42,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 import torch
+from torch import nn
 
 from gpumemnet.sandbox.user_code import fault_sentence, is_user_code
 from gpumemnet.torch_private.script import TRAINING_FILES
@@ -140,6 +141,16 @@ class _Running:
     given: int = 0
     wanted: set[int] = field(default_factory=set)
     asked: set[Hashable] = field(default_factory=set)
+    has_parts: bool = False
+    """Whether it is over the parts of a model, of which none may be left out."""
+
+    def taken(self, item: Any) -> Any:
+        """Return the item of a round."""
+        self.given += 1
+        self.has_parts |= any(
+            isinstance(each, nn.Module) for each in (item if type(item) is tuple else (item,))
+        )
+        return item
 
     def want(self, is_other: Callable[[int], bool]) -> bool:
         """Want the first number that makes a condition other than it was, and the last one, before
@@ -229,11 +240,11 @@ class Loops:
         try:
             while True:
                 has_trained = self.has_trained  # a last round takes conditions on counters
-                loop.given += 1
-                yield next(iterator)  # no name: enumerate would keep the first pair
+                yield loop.taken(next(iterator))  # no name: enumerate would keep the first pair
                 is_on_host = self._recorder.now() == event
                 trains_nothing = self.has_stepped or self.trained()[0] == steps
-                if (is_on_host and trains_nothing) or self._is_inside():
+                is_whole = loop.has_parts and self.trained()[0] == steps
+                if (is_on_host and trains_nothing) or is_whole or self._is_inside():
                     continue
                 top, end = self._recorder.levels_since(event)
                 before = second, steps, made

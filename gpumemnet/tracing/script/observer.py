@@ -556,7 +556,8 @@ class ScriptObserver:
             frozen += self._state_bytes(optimizer, [each for each in held if id(each) not in known])
             stepped = self._stepped[id(optimizer)]
             wraps_another = any(
-                each.param_groups is optimizer.param_groups and self._stepped[id(each)] > stepped
+                self._stepped[id(each)] > stepped
+                and {*map(id, optimizer.param_groups)} <= {*map(id, each.param_groups)}
                 for each in self._optimizers()
             )
             if trained and stepped < _STEPS and not wraps_another:
@@ -569,7 +570,7 @@ class ScriptObserver:
         if frozen >= MIB:
             sentences.append(
                 f"an optimizer holds parameters that do not train (requires_grad is off): if they are unfrozen later, "
-                f"their gradients and state take {frozen / MIB:,.0f} MiB more"
+                f"their gradients and state take {frozen / MIB:,.0f} MiB more, and what their layers keep for them"
             )
         shapes = [each for step, each in self.shapes.items() if step not in self.step_names]
         if len(set(shapes)) > 1 and "the longest batch" not in self.step_names.values():

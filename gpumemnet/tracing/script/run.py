@@ -56,7 +56,7 @@ from gpumemnet.tracing.model_tracer import result_of_run
 from gpumemnet.tracing.operators.autocast import cuda_kernels
 from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.result import HostMemory, TraceAnswer
-from gpumemnet.tracing.script.branches import USUAL, Assumptions
+from gpumemnet.tracing.script.branches import USUAL, WENT_ON, Assumptions
 from gpumemnet.tracing.script.gpu import GpuRequests
 from gpumemnet.tracing.script.libraries import COMPILED, prepared
 from gpumemnet.tracing.script.models import TrainedModel
@@ -488,7 +488,7 @@ def _shown(
         )
     if observer.loops.errors:
         values.note_once(
-            "the run went on after errors, perhaps only of the trace, and what these statements do is not in the answer: "
+            f"{WENT_ON}, perhaps only of the trace, and what these statements do is not in the answer: "
             f"{'; '.join(observer.loops.errors)}"
         )
     if observer.batch_size is None:

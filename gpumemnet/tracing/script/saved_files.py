@@ -455,12 +455,15 @@ class SavedFiles:
                     self._rename(backup, path)
         for folder in self._folders:
             files = [*filter(Path.is_file, folder.rglob("*"))] if folder.is_dir() else []
-            # What a child program writes, such as cp, is new; what it moves there is not.
-            is_own = self._is_there.keys().isdisjoint((folder, *folder.parents)) and all(
-                each in self._opened or each.stat().st_mtime >= started() for each in files
-            )
-            if is_own and sum(path.stat().st_size for path in files) < MIB:
-                shutil.rmtree(folder, ignore_errors=True)
+            was_there = not self._is_there.keys().isdisjoint((folder, *folder.parents))
+            if was_there or sum(path.stat().st_size for path in files) >= MIB:
+                continue
+            # Another training, or a child program such as cp, may have written there, too.
+            for path in filter(self._opened.__contains__, files):
+                path.unlink(missing_ok=True)
+            for path in sorted([folder, *filter(Path.is_dir, folder.rglob("*"))], reverse=True):
+                with suppress(OSError):  # it is not empty
+                    path.rmdir()
 
 
 def _write_safetensors_of_zeros(tensors: Mapping[str, Tensor], target: Path, metadata: Any) -> None:

@@ -412,15 +412,14 @@ def tensor_new(make: Callable[..., Tensor], placed: Callable[..., Tensor]) -> Ca
 
     Args:
         make: ``Tensor.__new__``.
-        placed: makes a plain tensor where the default type of tensors is.
+        placed: makes a plain tensor with ``make``, where the default type of tensors is.
     """
 
     @wraps(make)  # Dynamo compares signatures, and this one has none
     def new(kind: type[Tensor], *args: Any, **named: Any) -> Tensor:
         if kind is not Tensor and len(args) == 1 and isinstance(args[0], Tensor):
             return args[0].as_subclass(kind)
-        made = partial(make, kind, *args)
-        return placed(made, **named) if kind is Tensor else made(**named)
+        return placed(make, *args, **named) if kind is Tensor else make(kind, *args, **named)
 
     return new
 
