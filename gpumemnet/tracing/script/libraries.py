@@ -383,10 +383,11 @@ _OLD_LIGHTNING: Final = (
 def _validate_old_last(module: Any) -> None:
     """Let older versions of Lightning validate where the loader of an epoch ends: as after the last
     batch of a loader whose length is not known."""
-    kind: Any = getattr(module, "TrainingEpochLoop", None) or module.TrainLoop
-    name = next(
-        name for name in ("_should_check_val_fx", "should_check_val_fx") if hasattr(kind, name)
-    )
+    kind: Any = getattr(module, "TrainingEpochLoop", None) or getattr(module, "TrainLoop", None)
+    names = ("_should_check_val_fx", "should_check_val_fx")
+    name = next((name for name in names if hasattr(kind, name)), None)
+    if name is None:  # another version
+        return
     due: Callable[..., bool] = getattr(kind, name)
 
     def is_due(loop: Any, *args: Any, **options: Any) -> bool:
@@ -396,6 +397,8 @@ def _validate_old_last(module: Any) -> None:
             return due(loop, *args, **options)
 
     setattr(kind, name, is_due)
+    if hasattr(kind, "advance"):  # some of these versions do not know which batch is the last
+        _validate_last(module)
 
 
 def _number_all(module: Any) -> None:
@@ -420,7 +423,7 @@ _ACCUMULATED: Final = "_accumulated_batches_reached"
 def _validate_last(module: Any) -> None:
     """Let Lightning validate where the loader of an epoch ends, which may be before the batch that
     it counts to; epochs give two batches from then on, whose gradients make a step."""
-    kind: Any = vars(module)["_TrainingEpochLoop"]
+    kind: Any = getattr(module, "_TrainingEpochLoop", None) or module.TrainingEpochLoop
     count = kind.on_advance_end.__code__.co_argcount - 1  # 0 in versions before 2.2
     run: Callable[..., Any] = kind.advance
     most = [math.inf]

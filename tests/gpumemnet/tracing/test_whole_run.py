@@ -619,3 +619,4 @@ def test_older_versions_of_lightning_validate_where_a_loader_ends(is_last: bool)
     ready[name](SimpleNamespace(TrainingEpochLoop=TrainingEpochLoop))
     assert TrainingEpochLoop()._should_check_val_fx(3, is_last) == is_last
     assert TrainingEpochLoop.trainer.val_check_batch == 10
+    ready[name](SimpleNamespace())  # of another version
