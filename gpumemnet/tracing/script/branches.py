@@ -78,7 +78,7 @@ USUAL: Final = Assumptions()
 MADE_UP: Final = Assumptions(makes_up=True)
 _MADE_UP_NOTE: Final = (
     "values read from the GPU were made up (normally distributed, and what follows from them): "
-    "with the usual ones the script ended with an error."
+    "with the usual ones the script met an error."
 )
 
 

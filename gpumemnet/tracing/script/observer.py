@@ -543,7 +543,7 @@ class ScriptObserver:
         if self.first is None or self._whole is not None:
             return self._whole
         left, frozen = 0, 0
-        sentences = []
+        sentences = [*self.loaders.unread]
         for optimizer in self._optimizers():
             held = [
                 each

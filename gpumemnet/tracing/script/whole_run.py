@@ -65,7 +65,7 @@ _TRIES: Final = 16
 _Draw = tuple[int, tuple[Any, ...]]
 """A size, and the states of random numbers that lead to it."""
 _SECONDS: Final = 3.0
-"""Time to read samples of one data set."""
+"""CPU time to read samples of one data set, and a third of the time on the clock."""
 _END_SECONDS: Final = 3.0
 """CPU time for evaluations that go on to their ends, because the script may count what they gave."""
 _SLOW_ROUNDS: Final = 6
@@ -145,6 +145,8 @@ class Loaders:
         """Samples of the longest batch, where a data set draws their sizes → the largest draws."""
         self._copies: WeakKeyDictionary[DataLoader[Any], Any] = WeakKeyDictionary()
         """Shapes and a copy of the first batch of each loader; no copy if another had others."""
+        self.unread: list[str] = []
+        """Sentences on longest batches that were not looked for to the end."""
         self.giving: DataLoader[Any] | None = None
         """The loader that gave a batch last."""
         self._gave: WeakKeyDictionary[DataLoader[Any], int] = WeakKeyDictionary()
@@ -218,12 +220,12 @@ class Loaders:
         if loader not in self.known:
             longest = last = beside = None
             with suppress(Exception), unseen():
-                longest, last, beside = _longest_and_last(loader)
+                longest, last, beside = _longest_and_last(loader, self.unread)
                 self.drawn[loader] = _largest_draws(vars(loader)["dataset"], longest or ())
             known = [("the last batch", last), ("the longest batch", longest)]
             # Without no_grad, the graph of a batch lives until there is the next one.
             if beside and torch.is_grad_enabled() and loader not in self._trained:
-                known.insert(1, ("the batch beside it", beside))
+                known.insert(1, ("a batch beside it", beside))
             self.known[loader] = known
             return [*known]
         known = self.known[loader]
@@ -381,9 +383,12 @@ class _Batches:
         return getattr(self._batches, name)
 
 
-def _longest_and_last(loader: DataLoader[Any]) -> tuple[Sequence[Any] | None, ...]:
+def _longest_and_last(
+    loader: DataLoader[Any], unread: list[str]
+) -> tuple[Sequence[Any] | None, ...]:
     """Return the numbers of the samples in the longest batch, if samples differ in size, in the
-    last one, if it is smaller, and in the one beside the longest."""
+    last one, if it is smaller, and in the one beside the longest; add a sentence to ``unread`` if
+    there was no time to find it."""
     data, sampler = vars(loader)["dataset"], loader.batch_sampler
     if sampler is None or not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
         return None, None, None
@@ -396,13 +401,13 @@ def _longest_and_last(loader: DataLoader[Any]) -> tuple[Sequence[Any] | None, ..
         if drawn >= count:  # a sampler may go on for billions of samples
             break
     last = batches[-1] if len(batches[-1]) < len(batches[0]) else None
-    end, sizes = monotonic() + _SECONDS, {}
+    has_time, sizes = _time_to_read(), dict[Any, int]()
     # A sampler that gives more than a number chooses what differs from batch to batch.
     firsts = [batch[0] for batch in batches]
     known = firsts if isinstance(firsts[0], tuple) else range(count)
     for most in (_SAMPLED, _READ):
         for number in (known[place] for place in _spread(len(known), most)):
-            if number not in sizes and monotonic() < end:
+            if number not in sizes and has_time():
                 sizes[number] = _size(data[number])
         if len(set(sizes.values())) == 1:
             has_draws = len({size for size, _ in _draws(loader, batches[0])}) > 1
@@ -410,9 +415,20 @@ def _longest_and_last(loader: DataLoader[Any]) -> tuple[Sequence[Any] | None, ..
     padded = [
         len(batch) * max((sizes.get(each, 0) for each in batch), default=0) for batch in batches
     ]
+    if len(sizes) < min(len(known), _SAMPLED):
+        unread.append(
+            f"the longest of {len(sizes):,} samples was taken, as there was no time to read more of the {len(known):,} "
+            "of a data set: a longer one takes more"
+        )
     place = padded.index(max(padded))
     beside = [*batches[place + 1 : place + 2], *batches[place - 1 :]][0]
     return batches[place], last, beside
+
+
+def _time_to_read() -> Callable[[], bool]:
+    """Return what tells whether there is time left; other programs may take the CPU."""
+    end, last_second = process_time() + _SECONDS, monotonic() + 3 * _SECONDS
+    return lambda: process_time() < end and monotonic() < last_second
 
 
 def _spread(count: int, most: int) -> list[int]:
@@ -472,11 +488,11 @@ def _largest_draws(data: Any, numbers: Sequence[Any]) -> dict[Any, _Draw]:
     """Return for each sample the largest of several draws, if the data set draws their sizes."""
     found: dict[Any, _Draw] = {}
     sizes: dict[Any, set[int]] = {}
-    end, before = monotonic() + _SECONDS, _random_states()
+    has_time, before = _time_to_read(), _random_states()
     few = list(numbers[:_TRIES]) * 2
     for count, number in enumerate(few + list(numbers) * _DRAWS):
         is_drawn = any(len(each) > 1 for each in sizes.values())
-        if monotonic() > end or (count == len(few) and not is_drawn):
+        if not has_time() or (count == len(few) and not is_drawn):
             break
         states = _random_states()
         size = _size(data[number])
