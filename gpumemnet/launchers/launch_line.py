@@ -121,11 +121,17 @@ def visible_gpus(variables: Mapping[str, str]) -> int | None:
 def _after_prefix(words: list[str]) -> tuple[list[str], int | None]:
     """Return what a program such as ``srun`` starts, and as how many processes if it is MPI's."""
     starts = [number for number, word in enumerate(words) if _starts(word)]
-    # options have values of any name, so a program counts only where nothing else starts
+    # options have values of any name, so what may be one counts only where nothing else starts
+    sure = [
+        number
+        for number in starts
+        if not words[number - 1].startswith("-") or _launcher(words[number]) in _READERS
+    ]
+    starts = sure + starts
     starts += [number for number, word in enumerate(words) if number and shutil.which(word)]
     if not starts:
         raise InvalidRequestError("the line names no script and no launcher of one", _FIELD)
-    ranks = _MPI_RANKS.match(" ".join(words[: starts[0]]))
+    ranks = _MPI_RANKS.search(" ".join(words[: starts[0]]))
     return words[starts[0] :], None if ranks is None else int(ranks[1])
 
 
@@ -147,7 +153,8 @@ def _program(words: list[str]) -> Launch:
 
 def _starts(word: str) -> bool:
     """Whether a word of a line is a launcher or a script."""
-    return word.endswith((*_SCRIPTS, ".sh")) or _launcher(word) in (*_READERS, *_SHELLS)
+    is_script = word.endswith((*_SCRIPTS, ".sh")) and not word.startswith("-")
+    return is_script or _launcher(word) in (*_READERS, *_SHELLS)
 
 
 def _launcher(word: str) -> str:

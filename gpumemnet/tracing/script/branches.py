@@ -192,7 +192,7 @@ def _place(code: CodeType, instruction: int, line: int) -> Place:
     if node is not getattr(parent, "test", None):
         return place
     if isinstance(parent, ast.Assert | ast.While):
-        repeats = isinstance(parent, ast.While) and not _has_bound(parent.test)
+        repeats = isinstance(parent, ast.While) and not _has_bound(parent)
         return replace(place, usual=not is_negated, is_settled=True, repeats=repeats)
     if isinstance(parent, ast.If):
         ends = [body[-1] if body else None for body in (parent.body, parent.orelse)]
@@ -205,12 +205,14 @@ def _place(code: CodeType, instruction: int, line: int) -> Place:
     return place
 
 
-def _has_bound(test: ast.expr) -> bool:
-    """Whether a number ends a loop, too, as in ``while running.any() and steps < 12``."""
+def _has_bound(loop: ast.While) -> bool:
+    """Whether a counter ends a loop, too, as in ``while running.any() and steps < 12``."""
+    test, within = loop.test, [each for part in loop.body for each in ast.walk(part)]
+    counters = {_label(each.target) for each in within if isinstance(each, ast.AugAssign)} - {""}
     parts = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else []
     return any(
         isinstance(part, ast.Compare)
-        and not any(isinstance(each, ast.Call | ast.Subscript) for each in ast.walk(part))
+        and not counters.isdisjoint(map(_label, (part.left, *part.comparators)))
         for part in parts
     )
 
@@ -421,7 +423,8 @@ def _over_branches(trace: TraceScript, end: float) -> tuple[TraceAnswer, Assumpt
         raise error from None
     met = {each.name for each in first.phases}
     went_on = any(each.startswith(WENT_ON) for each in first.notes)
-    if first.error or (went_on and any(_READ in each for each in first.notes)):
+    is_suspect = went_on and monotonic() < end and any(_READ in each for each in first.notes)
+    if first.error or is_suspect:
         with suppress(ExtractError):  # perhaps of a number that cannot be
             further = trace(MADE_UP)
             is_whole = met <= {each.name for each in further.phases}

@@ -72,6 +72,8 @@ _COMPUTING: Final = ("builtins", "gpumemnet", "numpy", "scipy", "torch", "PIL")
 """Packages whose errors tell that something cannot be computed; others steer a run by theirs."""
 _MOST_ERRORS: Final = 200
 """After so many the next one ends the run: its loop may wait for what it cannot get."""
+_PARTS: Final = 1000
+"""Parts that a model may have; with more, these are models."""
 _SECONDS: Final = 5.0
 """CPU time in such a loop before it is left: a loop that fills a buffer should come to its end."""
 _MORE_SECONDS: Final = 20.0
@@ -147,9 +149,9 @@ class _Running:
     def taken(self, item: Any) -> Any:
         """Return the item of a round."""
         self.given += 1
-        self.has_parts |= any(
-            isinstance(each, nn.Module) for each in (item if type(item) is tuple else (item,))
-        )
+        if self.given == 1:
+            parts = item if type(item) is tuple else (item,)
+            self.has_parts = any(isinstance(each, nn.Module) for each in parts)
         return item
 
     def want(self, is_other: Callable[[int], bool]) -> bool:
@@ -243,7 +245,7 @@ class Loops:
                 yield loop.taken(next(iterator))  # no name: enumerate would keep the first pair
                 is_on_host = self._recorder.now() == event
                 trains_nothing = self.has_stepped or self.trained()[0] == steps
-                is_whole = loop.has_parts and self.trained()[0] == steps
+                is_whole = loop.has_parts and loop.given < _PARTS and self.trained()[0] == steps
                 if (is_on_host and trains_nothing) or is_whole or self._is_inside():
                     continue
                 top, end = self._recorder.levels_since(event)

@@ -438,9 +438,6 @@ class SavedFiles:
     def _undo_files(self) -> None:
         for path in filter(Path.is_file, self._temporary):
             path.unlink()
-        for path in filter(Path.is_symlink, self._links):
-            if not path.exists():
-                path.unlink()
         for path, backup in reversed(self._backups):
             if not os.path.lexists(backup):
                 continue
@@ -453,17 +450,25 @@ class SavedFiles:
                 else:
                     path.parent.mkdir(parents=True, exist_ok=True)
                     self._rename(backup, path)
+        own = {each.parent for each in (*self._opened, *self._temporary) if isinstance(each, Path)}
+        emptied = []
         for folder in self._folders:
             files = [*filter(Path.is_file, folder.rglob("*"))] if folder.is_dir() else []
             was_there = not self._is_there.keys().isdisjoint((folder, *folder.parents))
             if was_there or sum(path.stat().st_size for path in files) >= MIB:
                 continue
-            # Another training, or a child program such as cp, may have written there, too.
-            for path in filter(self._opened.__contains__, files):
-                path.unlink(missing_ok=True)
-            for path in sorted([folder, *filter(Path.is_dir, folder.rglob("*"))], reverse=True):
-                with suppress(OSError):  # it is not empty
-                    path.rmdir()
+            # Beside a file of the script, what is new is a library's; elsewhere, another training's.
+            for path in files:
+                is_new = path.parent in own and path.stat().st_mtime >= started()
+                if path in self._opened or is_new:
+                    path.unlink(missing_ok=True)
+            emptied += [folder, *filter(Path.is_dir, folder.rglob("*"))]
+        for path in filter(Path.is_symlink, self._links):
+            if not path.exists():
+                path.unlink()
+        for path in sorted(emptied, reverse=True):
+            with suppress(OSError):  # it is not empty
+                path.rmdir()
 
 
 def _write_safetensors_of_zeros(tensors: Mapping[str, Tensor], target: Path, metadata: Any) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property, wraps
 from inspect import signature
 from itertools import accumulate, islice
+from math import inf
 from operator import itemgetter
 from time import monotonic, process_time
 from typing import Any, Final
@@ -55,19 +56,17 @@ _SIZE: Final = re.compile(r"(?!num)(?!.*batches).*batch", re.IGNORECASE)
 _KERNELS: Final = ("fused", "foreach", "capturable")
 """Settings of an optimizer that do not change its state."""
 _SAMPLED: Final = 32
-"""Samples that tell whether all are of one size."""
+"""Samples that tell whether all are of one size, and draws that tell whether sizes are drawn."""
 _READ: Final = 4096
 _DRAWS: Final = 24
-"""Samples, and batches of two, of which the largest is taken where data sets or collate functions
-draw their size."""
-_TRIES: Final = 16
-"""Samples that are read twice to tell whether a data set does."""
+"""Draws of a sample, or of a batch of two, of which the largest is taken where data sets or collate
+functions draw their size."""
 _Draw = tuple[int, tuple[Any, ...]]
 """A size, and the states of random numbers that lead to it."""
 _SECONDS: Final = 3.0
 """CPU time to read samples of one data set, and a third of the time on the clock."""
-_END_SECONDS: Final = 3.0
-"""CPU time for evaluations that go on to their ends, because the script may count what they gave."""
+_EVALUATION_SECONDS: Final = 3.0
+"""CPU time of an evaluation that goes on to its end, because the script may count what it gave."""
 _SLOW_ROUNDS: Final = 6
 """Their first rounds, which tell little: equal passes run a few times before they are repeated."""
 _ITERATE: Final = TorchName("torch.utils.data:DataLoader.__iter__")
@@ -141,11 +140,12 @@ class Loaders:
         self.batch_sizes: dict[int, bool] = {}
         """Batch sizes of data loaders, and of arguments and files → whether they are of the latter."""
         self.known: WeakKeyDictionary[DataLoader[Any], list[Any]] = WeakKeyDictionary()
-        self.drawn: WeakKeyDictionary[DataLoader[Any], dict[Any, _Draw]] = WeakKeyDictionary()
-        """Samples of the longest batch, where a data set draws their sizes → the largest draws."""
+        self.drawn: WeakKeyDictionary[DataLoader[Any], dict[Any, Any]] = WeakKeyDictionary()
+        """Numbers of the samples of the longest batch, where a data set draws their sizes → the
+        largest that were drawn."""
         self._copies: WeakKeyDictionary[DataLoader[Any], Any] = WeakKeyDictionary()
         """Shapes and a copy of the first batch of each loader; no copy if another had others."""
-        self.unread: list[str] = []
+        self.unread: dict[str, None] = {}
         """Sentences on longest batches that were not looked for to the end."""
         self.giving: DataLoader[Any] | None = None
         """The loader that gave a batch last."""
@@ -156,7 +156,8 @@ class Loaders:
         self._sizes: set[int] = set()
         self.trained_sizes: set[int] = set()
         """Batch sizes of the loaders that gave batches for a step, of the first steps."""
-        self.end_seconds = _END_SECONDS
+        self.ends: dict[tuple[type, int], float] = {}
+        """Kind and number of the batches of an evaluation → after how many it ends early."""
         self._trained: WeakSet[DataLoader[Any]] = WeakSet()
         self.is_over: bool | None = None
         """Once a library has trained for long enough: whether its loaders give no more, as no
@@ -220,12 +221,13 @@ class Loaders:
         if loader not in self.known:
             longest = last = beside = None
             with suppress(Exception), unseen():
-                longest, last, beside = _longest_and_last(loader, self.unread)
-                self.drawn[loader] = _largest_draws(vars(loader)["dataset"], longest or ())
+                sizes: dict[Any, int] = {}
+                longest, last, beside = _longest_and_last(loader, sizes, self.unread)
+                self.drawn[loader] = _largest_draws(loader, longest or (), sizes)
             known = [("the last batch", last), ("the longest batch", longest)]
             # Without no_grad, the graph of a batch lives until there is the next one.
             if beside and torch.is_grad_enabled() and loader not in self._trained:
-                known.insert(1, ("a batch beside it", beside))
+                known.insert(1, ("a batch beside the longest", beside))
             self.known[loader] = known
             return [*known]
         known = self.known[loader]
@@ -348,7 +350,9 @@ class _Batches:
             what, numbers = self._left.pop() if self._left and not gathers else ("", None)
             if what and not self._left and self._count:
                 self._loaders.number = self._count - 1
-            if self._given > 1 and not left:  # what it gathers of the last one is less
+            if (
+                (what or gathers) and self._given > 1 and not left
+            ):  # what it gathers of the last one is less
                 what, numbers = self._loaders.known.get(self._loader, [(what, numbers)])[0]
             if numbers is not None:
                 self._loaders.gives(what)
@@ -368,27 +372,36 @@ class _Batches:
         return self._loaders.given(self._loader, next(self._batches)) if known is None else known
 
     def _is_cheap(self, left: int) -> bool:
-        """Whether an evaluation may go on to its end; what it keeps on the host is whole then."""
+        """Whether an evaluation goes on, as its rounds to the end take little: what it keeps on the
+        host is whole then.  Those of later epochs are as long."""
         before, self._second = self._second, process_time()
-        spent = self._second - before
-        rounds = min(left, _SLOW_ROUNDS) if self._given <= _SLOW_ROUNDS else left
-        is_cheap = left > 0 and spent * rounds < self._loaders.end_seconds
-        trains = torch.is_grad_enabled() and self._loaders.trains(self._loader)
-        if not is_cheap or trains:
+        if torch.is_grad_enabled() and self._loaders.trains(self._loader):
             return False
-        self._loaders.end_seconds -= spent
-        return True
+        key = type(vars(self._loader)["dataset"]), self._count
+        if key not in self._loaders.ends:
+            is_early = self._given <= _SLOW_ROUNDS
+            rounds = min(left, _SLOW_ROUNDS) if is_early else left
+            if (self._second - before) * rounds > _EVALUATION_SECONDS:
+                self._loaders.ends[key] = self._given - 1
+            elif not is_early or left <= 1:
+                self._loaders.ends[key] = inf
+        return left > 0 and self._given <= self._loaders.ends.get(key, inf)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._batches, name)
 
 
 def _longest_and_last(
-    loader: DataLoader[Any], unread: list[str]
+    loader: DataLoader[Any], sizes: dict[Any, int], unread: dict[str, None]
 ) -> tuple[Sequence[Any] | None, ...]:
     """Return the numbers of the samples in the longest batch, if samples differ in size, in the
-    last one, if it is smaller, and in the one beside the longest; add a sentence to ``unread`` if
-    there was no time to find it."""
+    last one, if it is smaller, and in the one beside the longest.
+
+    Args:
+        loader: gives them.
+        sizes: gets the sizes of samples that were read.
+        unread: gets a sentence if there was no time to find the longest.
+    """
     data, sampler = vars(loader)["dataset"], loader.batch_sampler
     if sampler is None or not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
         return None, None, None
@@ -401,9 +414,9 @@ def _longest_and_last(
         if drawn >= count:  # a sampler may go on for billions of samples
             break
     last = batches[-1] if len(batches[-1]) < len(batches[0]) else None
-    has_time, sizes = _time_to_read(), dict[Any, int]()
+    has_time = _time_to_read()
     # A sampler that gives more than a number chooses what differs from batch to batch.
-    firsts = [batch[0] for batch in batches]
+    firsts = [batch[0] for batch in batches if batch]
     known = firsts if isinstance(firsts[0], tuple) else range(count)
     for most in (_SAMPLED, _READ):
         for number in (known[place] for place in _spread(len(known), most)):
@@ -416,10 +429,10 @@ def _longest_and_last(
         len(batch) * max((sizes.get(each, 0) for each in batch), default=0) for batch in batches
     ]
     if len(sizes) < min(len(known), _SAMPLED):
-        unread.append(
+        unread[
             f"the longest of {len(sizes):,} samples was taken, as there was no time to read more of the {len(known):,} "
             "of a data set: a longer one takes more"
-        )
+        ] = None
     place = padded.index(max(padded))
     beside = [*batches[place + 1 : place + 2], *batches[place - 1 :]][0]
     return batches[place], last, beside
@@ -446,18 +459,19 @@ def _size(sample: Any, depth: int = 3) -> int:
             size *= length
         return size
     if isinstance(sample, Mapping):
-        return sum(map(_size, sample.values()))
+        return sum(_size(each, depth) for each in sample.values())
     if isinstance(sample, str | bytes):
         return len(sample)
     if isinstance(sample, list | tuple):
-        return sum(map(_size, sample)) if sample and not isinstance(sample[0], int) else len(sample)
+        are_many = len(sample) and not isinstance(sample[0], int)
+        return sum(_size(each, depth) for each in sample) if are_many else len(sample)
     held = getattr(sample, "__dict__", None)
     if not depth or type(held) is not dict:
         return 1
     return 1 + sum(_size(each, depth - 1) for each in held.values())
 
 
-def _collated(loader: DataLoader[Any], numbers: Sequence[Any], drawn: Mapping[Any, _Draw]) -> Any:
+def _collated(loader: DataLoader[Any], numbers: Sequence[Any], drawn: Mapping[Any, Any]) -> Any:
     """Return a batch of these samples, the largest of those that data set and collate function
     draw."""
     before = _random_states()
@@ -471,35 +485,33 @@ def _collated(loader: DataLoader[Any], numbers: Sequence[Any], drawn: Mapping[An
 
 
 def _samples(
-    loader: DataLoader[Any], numbers: Sequence[Any], drawn: Mapping[Any, _Draw] | None = None
+    loader: DataLoader[Any], numbers: Sequence[Any], drawn: Mapping[Any, Any] | None = None
 ) -> Any:
     data: Any = vars(loader)["dataset"]  # of RecBole's, which gives another once it has begun
+    if drawn:
+        return [deepcopy(drawn[each]) if each in drawn else data[each] for each in numbers]
     if hasattr(data, "__getitems__"):
         return data.__getitems__(numbers)
-    samples = []
-    for number in numbers:
-        if drawn and number in drawn:
-            _set_random_states(drawn[number][1])
-        samples.append(data[number])
-    return samples
+    return [data[number] for number in numbers]
 
 
-def _largest_draws(data: Any, numbers: Sequence[Any]) -> dict[Any, _Draw]:
-    """Return for each sample the largest of several draws, if the data set draws their sizes."""
-    found: dict[Any, _Draw] = {}
-    sizes: dict[Any, set[int]] = {}
-    has_time, before = _time_to_read(), _random_states()
-    few = list(numbers[:_TRIES]) * 2
+def _largest_draws(
+    loader: DataLoader[Any], numbers: Sequence[Any], sizes: dict[Any, int]
+) -> dict[Any, Any]:
+    """Return the largest of several draws of each sample, if the data set draws their ``sizes``."""
+    data: Any = vars(loader)["dataset"]
+    largest: dict[Any, tuple[int, Any]] = {}
+    has_time, is_drawn = _time_to_read(), False
+    few = (list(numbers) * _SAMPLED)[:_SAMPLED]
     for count, number in enumerate(few + list(numbers) * _DRAWS):
-        is_drawn = any(len(each) > 1 for each in sizes.values())
         if not has_time() or (count == len(few) and not is_drawn):
             break
-        states = _random_states()
-        size = _size(data[number])
-        sizes.setdefault(number, set()).add(size)
-        found[number] = max(found.get(number, (0, states)), (size, states), key=itemgetter(0))
-    _set_random_states(before)
-    return found if is_drawn else {}
+        sample = data[number]
+        size = _size(sample)
+        is_drawn |= size != sizes.setdefault(number, size)
+        if number not in largest or size > largest[number][0]:
+            largest[number] = size, sample
+    return {number: sample for number, (_, sample) in largest.items() if is_drawn}
 
 
 def _draws(loader: DataLoader[Any], numbers: Sequence[int]) -> list[_Draw]:

@@ -27,6 +27,8 @@ def seen(name):  # by another program, which a trace does not watch
 (folder / "runs").mkdir()
 (folder / "runs" / "config.yaml").write_text("epochs: 1")
 subprocess.run(["cp", __file__, folder / "runs" / "train.py.backup"], check=True)
+subprocess.run(["mkdir", folder / "runs" / "other"], check=True)
+subprocess.run(["cp", __file__, folder / "runs" / "other" / "weights"], check=True)
 (folder / "logs").mkdir()
 (folder / "old.log").rename(folder / "logs" / "old.log")
 shutil.rmtree(folder / "checkpoint-1")
