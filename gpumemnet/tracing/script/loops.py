@@ -145,10 +145,13 @@ class _Running:
     asked: set[Hashable] = field(default_factory=set)
     has_parts: bool = False
     """Whether it is over the parts of a model, of which none may be left out."""
+    ends_itself: bool = False
+    """Whether it is over a data loader, which ends early once the first steps are over."""
 
-    def taken(self, item: Any) -> Any:
-        """Return the item of a round."""
+    def taken(self, item: Any, is_batch: bool) -> Any:
+        """Return the item of a round, perhaps a batch of a data loader."""
         self.given += 1
+        self.ends_itself = is_batch
         if self.given == 1:
             parts = item if type(item) is tuple else (item,)
             self.has_parts = any(isinstance(each, nn.Module) for each in parts)
@@ -187,6 +190,7 @@ class Loops:
         is_cut: whether data loaders have ended early.
         generates: whether the script generates token by token.
         number_of: returns the number of the batch that a data loader gave last; ``None`` for others.
+        batches: returns how many batches data loaders gave.
     """
 
     def __init__(
@@ -197,7 +201,9 @@ class Loops:
         is_cut: Callable[[], bool] = lambda: False,
         generates: Callable[[], bool] = lambda: False,
         number_of: Callable[[Any], int | None] = lambda items: None,
+        batches: Callable[[], int] = lambda: 0,
     ) -> None:
+        self._batches = batches
         self._recorder, self._is_inside, self.trained = recorder, is_inside, trained
         self._is_cut, self._generates, self._number_of = is_cut, generates, number_of
         self._conditions: dict[tuple[Any, ...], _Condition] = {}
@@ -242,7 +248,9 @@ class Loops:
         try:
             while True:
                 has_trained = self.has_trained  # a last round takes conditions on counters
-                yield loop.taken(next(iterator))  # no name: enumerate would keep the first pair
+                batches = self._batches()
+                # no name: enumerate would keep the first pair
+                yield loop.taken(next(iterator), batches != self._batches())
                 is_on_host = self._recorder.now() == event
                 trains_nothing = self.has_stepped or self.trained()[0] == steps
                 is_whole = loop.has_parts and loop.given < _PARTS and self.trained()[0] == steps
@@ -282,7 +290,8 @@ class Loops:
                     # A generation grows with each round; it comes again after the first steps.
                     is_early = not self.has_stepped and self._generates()
                     seconds = max(seconds, _MORE_SECONDS if keeps else 0)
-                    is_over = spent > seconds and (is_early or calm >= _CALM_ROUNDS)
+                    is_calm = calm >= _CALM_ROUNDS and not (self.has_stepped and loop.ends_itself)
+                    is_over = spent > seconds and (is_early or is_calm)
                 if is_over:
                     self.left.update({} if self.has_stepped else {place: None})
                     yield from loop.rest() if place in self.training else ()

@@ -189,6 +189,7 @@ class ScriptObserver:
             lambda: bool(self.loaders.known),
             lambda: self._generation.phase == GENERATION,
             self.loaders.number_of,
+            lambda: self.loaders.batches,
         )
         self._repeated = RepeatedPasses(
             self.recorder,

@@ -151,6 +151,8 @@ class Loaders:
         """The loader that gave a batch last."""
         self._gave: WeakKeyDictionary[DataLoader[Any], int] = WeakKeyDictionary()
         """Loader → how many batches it gave since the last step."""
+        self.batches = 0
+        """How many batches were given."""
         self.number: int | None = None
         """The number of that batch in its epoch, where it is the last one and comes early."""
         self._sizes: set[int] = set()
@@ -168,6 +170,7 @@ class Loaders:
     def gives_from(self, loader: DataLoader[Any]) -> None:
         """A loader is about to give a batch."""
         self.giving, self.number = loader, None
+        self.batches += 1
         self._gave[loader] = self._gave.get(loader, 0) + 1
 
     def number_of(self, items: Any) -> int | None:
