@@ -9,6 +9,8 @@ observer knows its storage there, and on the host otherwise.
 
 from __future__ import annotations
 
+import math
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -82,6 +84,7 @@ _NUMBERS: Final[dict[Any, Callable[[Any], Any]]] = {
     Tensor.__float__: float,
     Tensor.__int__: int,
 }
+_SIZE_ERROR: Final = re.compile(r"shape '\[(.+)\]' is invalid for input of size")
 _COMPARES: Final = (
     "while checking arguments for",
     "invalid gradient at index",
@@ -271,6 +274,9 @@ class GpuRequests(TorchFunctionMode):
         try:
             result = func(*args, **named)
         except RuntimeError as error:
+            viewed = _SIZE_ERROR.search(str(error))
+            if viewed and self._values.selections and given is not None and given.is_meta:
+                return self._as_selected(given, list(map(int, viewed[1].split(","))))
             if "returned an" in str(error) or not any(each in str(error) for each in _COMPARES):
                 raise
             # it compares devices before any operator runs: its known numbers become meta, too
@@ -292,6 +298,15 @@ class GpuRequests(TorchFunctionMode):
             self._random[result] = None
         if args:
             self._values.learn(func, args, result)
+        return result
+
+    def _as_selected(self, given: Tensor, shape: list[int]) -> Tensor:
+        """Return what was selected by values in the shape that tells how much it is."""
+        known = math.prod(size for size in shape if size >= 0)
+        count = given.numel() // known * known if -1 in shape else known
+        with without_function_modes():
+            result = given.flatten()[:count].view(shape)
+        self._values.note("Tensor.view", f" took what was selected for {count:,} elements")
         return result
 
     def _follow_arguments(

@@ -123,6 +123,14 @@ def _move_own(
         )
 
     own = own_parameters(module)
+    # weight_norm makes it anew in each pass; its graph holds the parameters, which forbids a swap
+    vars(module).update(
+        {
+            name: value.detach()
+            for name, value in vars(module).items()
+            if isinstance(value, Tensor) and value.grad_fn is not None
+        }
+    )
     if isinstance(module, nn.RNNBase):  # weak references forbid a swap
         weights = vars(module)["_flat_weights_names"]
         vars(module)["_flat_weight_refs"] = [None] * len(weights)
