@@ -151,6 +151,8 @@ class Loaders:
         """The loader that gave a batch last."""
         self._gave: WeakKeyDictionary[DataLoader[Any], int] = WeakKeyDictionary()
         """Loader → how many batches it gave since the last step."""
+        self._made: WeakKeyDictionary[DataLoader[Any], dict[str, Any]] = WeakKeyDictionary()
+        """Those of the batches that were chosen which were made."""
         self.batches = 0
         """How many batches were given."""
         self.number: int | None = None
@@ -235,6 +237,18 @@ class Loaders:
             return [*known]
         known = self.known[loader]
         return known[-1:] * 2 if self.trains(loader) else [*known]
+
+    def made(self, loader: DataLoader[Any], what: str, numbers: Sequence[Any]) -> Any:
+        """Return a batch that was chosen; samples can take long to read, so they are read once."""
+        known = self._made.setdefault(loader, {})
+        with unseen():
+            if what in known:
+                return deepcopy(known[what])
+        batch = _collated(loader, numbers, self.drawn.get(loader, {}))
+        if not any(map(self._holds, tensors_in(batch))):
+            with suppress(Exception), unseen():  # not everything can be copied
+                known[what] = deepcopy(batch)
+        return batch
 
     def trains(self, loader: DataLoader[Any]) -> bool:
         """Whether the script has trained on batches of a loader."""
@@ -359,7 +373,7 @@ class _Batches:
                 what, numbers = self._loaders.known.get(self._loader, [(what, numbers)])[0]
             if numbers is not None:
                 self._loaders.gives(what)
-                return _collated(self._loader, numbers, self._loaders.drawn.get(self._loader, {}))
+                return self._loaders.made(self._loader, what, numbers)
             # The code has counted batches, or keeps something of each.
             frame = sys._getframe(1)
             is_asked = asks_once(frame)
