@@ -410,7 +410,8 @@ def _add(
     ):  # a number, which PyTorch wraps into a tensor for the kernel and unwraps for Python
         output: Tensor = aten.add.Scalar(self, other, alpha)
         return output
-    if _depth.adding or (_called_by_engine() and _is_held_once(self)):
+    is_own = _called_by_engine() and _is_held_once(self) and not self._is_zerotensor()
+    if _depth.adding or is_own:
         return self.add_(other, alpha=alpha)
     return original(self, other, alpha=alpha)
 

@@ -156,7 +156,7 @@ class ScriptObserver:
         self._deferred: dict[int, torch.UntypedStorage] = {}
         self._started = False
         self._stepping = False
-        self._trains_on_gpu = False
+        self._trains_on_gpu = self._passed_on_gpu = False
         self._passes_on_host = 0
         self._stepped_at = 0.0
         """CPU time of the first step on the host."""
@@ -461,13 +461,15 @@ class ScriptObserver:
                 handle.remove()
 
     @contextmanager
-    def _backward_pass(self, outputs: Iterable[Tensor]) -> Iterator[None]:
+    def _backward_pass(self, outputs: Sequence[Tensor]) -> Iterator[None]:
         """Context of a backward pass from ``outputs``; without an optimizer, it ends a step."""
         self._passes()
         is_outermost = not self._passing
         self._passes_on_host += not (self._has_optimizer or self.recorder.now())
         if self._passes_on_host > _PASSES_ON_HOST:
             raise EnoughSteps
+        # A copy of the model may be on the host, which gets the gradients and is stepped there.
+        self._passed_on_gpu |= any(self.device_of(each) == _GPU for each in outputs)
         if is_outermost and not self._started and self.recorder.has_live_storages:  # no module ran
             self._started = True
             self.recorder.begin_step()
@@ -670,7 +672,7 @@ class ScriptObserver:
             self._trained.stepped(optimizer)
         parameters = parameters_of(optimizer)
         with without_function_modes():  # which take time
-            self._trains_on_gpu |= any(  # shards may wait on the host
+            self._trains_on_gpu |= self._passed_on_gpu or any(  # shards may wait on the host
                 self.device_of(each) == _GPU or hasattr(each, "device_mesh") for each in parameters
             )
             # Without gradients it trains nothing, such as where a script shows its learning rates.
