@@ -347,6 +347,11 @@ class Recorder(DispatchMode):
             return storage_id(tensor) in self._live
         return any(storage_id(part) in self._live for part in dense_parts(tensor))
 
+    def numbers_of(self, tensors: Iterable[Tensor]) -> list[int]:
+        """Return the numbers of the storages of those tensors that are on the GPU."""
+        keys = [storage_id(part) for tensor in tensors for part in dense_parts(tensor)]
+        return [self._live[key] for key in keys if key in self._live]
+
     @property
     def has_live_storages(self) -> bool:
         """Whether anything is on the GPU."""

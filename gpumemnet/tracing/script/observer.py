@@ -182,6 +182,10 @@ class ScriptObserver:
         """Step → shapes of what the first model was called with in training."""
         self._generation = Generation()
         self._made: list[weakref.ref[Optimizer]] = []
+        self._made_at: list[int] = []
+        """At which event each optimizer was made."""
+        self._frozen: set[int] = set()
+        """Parameters that do not train in the first steps."""
         self.loops = Loops(
             self.recorder,
             lambda: bool(self.modules.depth) or self._passing or self._stepping,
@@ -434,6 +438,7 @@ class ScriptObserver:
                 self.notes.pop("optimizer", None)
             if not self._is_counting:
                 self._made.append(weakref.ref(optimizer))
+                self._made_at.append(self.recorder.now())
                 self.loaders.is_over = self.loaders.is_over and False
             make_optimizer(optimizer, *args, **kwargs)
 
@@ -500,6 +505,8 @@ class ScriptObserver:
         self.recorder.classify_kept()
         if self.has_enough_steps and self.first is None:
             self.first = self.recorder.timeline()
+            held = (each for optimizer in self._optimizers() for each in parameters_of(optimizer))
+            self._frozen = {id(each) for each in held if not each.requires_grad}
             self._counted_from, self._counted_at = self.recorder.now(), process_time()
             self.loops.has_stepped = True
             self.seen()
@@ -584,8 +591,21 @@ class ScriptObserver:
                 f"batches have different shapes ({'; '.join(list(dict.fromkeys(shapes))[:3])}): "
                 "the largest that was seen counts, and a larger one takes more"
             )
+        state = [
+            (number, made_at)
+            for reference, made_at in zip(self._made, self._made_at, strict=True)
+            if (made := reference()) is not None
+            for parameter, values in made.state.items()
+            if id(parameter) not in self._frozen
+            for number in self.recorder.numbers_of(tensors_in(values))
+        ]
         return WholeRun(
-            self.recorder.timeline(), self._boundaries, self.step_names, left, tuple(sentences)
+            self.recorder.timeline(),
+            self._boundaries,
+            self.step_names,
+            left,
+            tuple(sentences),
+            dict(state),
         )
 
     def _optimizers(self) -> list[Optimizer]:

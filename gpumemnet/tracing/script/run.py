@@ -255,9 +255,17 @@ def result_of_script(run: ScriptRun, call: ScriptCall, with_curve: bool = False)
                 notes=(*run.notes, note),
                 **arguments,
             )
+    late = 0
+    if whole is not None and answer.peak.phase != "build":
+        is_later = answer.peak.step > len(run.timeline.step_starts) - 1
+        end = len(whole.timeline.events if is_later else run.timeline.events)
+        late = whole.late_bytes(min(answer.peak.event, end - 1))
     return replace(
         answer,
-        safe_bytes=answer.safe_bytes + run.later_bytes,
+        expected_bytes=answer.expected_bytes + late,
+        requested_bytes=answer.requested_bytes + late,
+        parts={**answer.parts, "optimizer_state": answer.parts["optimizer_state"] + late},
+        safe_bytes=answer.safe_bytes + late + run.later_bytes,
         branches=run.branches,
         selections=run.selections,
         phases=phases,
@@ -314,7 +322,7 @@ def run_script(call: ScriptCall) -> ScriptRun:
         """Run the script, or a process of it, and return what it has shown."""
         ended = ""
         try:
-            run()
+            _run_to_stop(run)
             if not observer.loops.has_trained:  # it has come to its end
                 observer.loops.waiting.clear()
         except EnoughSteps as error:
@@ -407,6 +415,25 @@ def run_script(call: ScriptCall) -> ScriptRun:
         if (values.sentences and not is_on_host) or call.seen is not None:  # a program's own end
             raise
         raise ExtractError(str(error)) from error  # no value is why: it would end so again
+
+
+def _run_to_stop(run: Callable[[], None]) -> None:
+    """Run the script; an error that follows from the end of the trace, such as of a context that is
+    left, is that end.
+
+    Raises:
+        EnoughSteps, DeadlineReached: the trace ended.
+        Exception: of the script.
+    """
+    try:
+        run()
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, EnoughSteps | DeadlineReached):
+            cause = cause.__context__
+        if cause is None:
+            raise
+        raise cause from None
 
 
 def _remedy(error: BaseException, call: ScriptCall) -> str:

@@ -89,6 +89,8 @@ class WholeRun:
         step_names: step → the batch that it trains on, where that was chosen.
         left_bytes: gradients and state of optimizers that never stepped.
         sentences: what it did not see.
+        state: numbers of the storages that hold optimizer state at the end → the events at which the
+            optimizers were made.
     """
 
     timeline: Timeline
@@ -96,6 +98,17 @@ class WholeRun:
     step_names: Mapping[int, str]
     left_bytes: int
     sentences: tuple[str, ...]
+    state: Mapping[int, int]
+
+    def late_bytes(self, peak: int) -> int:
+        """Return the optimizer state that is not there at an event, of optimizers that are: what
+        happens there happens again in later steps, when it is."""
+        later = {
+            event
+            for event in self.timeline.events[peak + 1 :]
+            if self.state.get(event, peak) < peak
+        }
+        return sum(self.timeline.sizes[number] for number in later)
 
     @property
     def rises(self) -> list[bool]:

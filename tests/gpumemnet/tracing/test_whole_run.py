@@ -508,6 +508,15 @@ for epoch in range(4):
         16 * 3.9,
         16 * 3.9 + 2 * WORKSPACE,
     ),
+    "first": Case(  # a large batch comes before there is optimizer state, and comes again
+        """
+model = wide(4)
+optimizer = torch.optim.Adam(model.parameters())
+for i in range(9): step(optimizer, model(torch.randn(8 if i else 8192, 4096).cuda()).mean())
+""",
+        256 + 512 + 5 * 128,
+        256 + 512 + 8 * 128 + WORKSPACE,
+    ),
     "exits": Case(
         """
 class Compared(nn.Identity):  # as TensorDict is
