@@ -514,8 +514,8 @@ model = wide(4)
 optimizer = torch.optim.Adam(model.parameters())
 for i in range(9): step(optimizer, model(torch.randn(8 if i else 8192, 4096).cuda()).mean())
 """,
-        256 + 512 + 5 * 128,
-        256 + 512 + 8 * 128 + WORKSPACE,
+        256 + 512 + 4 * 128,
+        256 + 512 + 5 * 128 + WORKSPACE,
     ),
     "exits": Case(
         """
