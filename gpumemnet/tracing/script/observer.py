@@ -505,8 +505,9 @@ class ScriptObserver:
         self.recorder.classify_kept()
         if self.has_enough_steps and self.first is None:
             self.first = self.recorder.timeline()
-            held = (each for optimizer in self._optimizers() for each in parameters_of(optimizer))
-            self._frozen = {id(each) for each in held if not each.requires_grad}
+            for held in map(parameters_of, self._optimizers()):
+                if any(each.requires_grad for each in held):  # else they take turns, as in a GAN
+                    self._frozen |= {id(each) for each in held if not each.requires_grad}
             self._counted_from, self._counted_at = self.recorder.now(), process_time()
             self.loops.has_stepped = True
             self.seen()
