@@ -258,7 +258,9 @@ class Loaders:
             if what in known:
                 return deepcopy(known[what])
         batch = _collated(loader, numbers, self.drawn.get(loader, {}))
-        if not any(map(self._holds, tensors_in(batch))):
+        tensors = tensors_in(batch)
+        is_small = sum(each.nbytes for each in tensors) < _MOST_KEPT_BYTES
+        if is_small and not any(map(self._holds, tensors)):
             with suppress(Exception), unseen():  # not everything can be copied
                 known[what] = deepcopy(batch)
         return batch
