@@ -35,6 +35,8 @@ _PREFIXES: Final = frozenset(
 """Programs that start the rest of a line, after options of their own."""
 _SCRIPTS: Final = (".py", ".ipynb")
 _SHELLS: Final = ("bash", "sh")
+_FLAGS: Final = ("-u", "--unbuffered", "-l", "--label", "--exclusive", "--wait")
+"""Options of ``srun`` and ``sbatch`` without a value."""
 _MPI_RANKS: Final = re.compile(r"\S*(?:mpirun|mpiexec|horovodrun) (?:.* )?--?np? (\d+)")
 _MODULE: Final = re.compile(r"-[bBdEiIOPqsSuvx]*m(.*)")
 """``-m``, behind options without a value, as in ``-um``, or before its value."""
@@ -125,7 +127,9 @@ def _after_prefix(words: list[str]) -> tuple[list[str], int | None]:
     sure = [
         number
         for number in starts
-        if not words[number - 1].startswith("-") or _launcher(words[number]) in _READERS
+        if not words[number - 1].startswith("-")
+        or words[number - 1] in _FLAGS
+        or number + 1 not in starts
     ]
     starts = sure + starts
     starts += [number for number, word in enumerate(words) if number and shutil.which(word)]

@@ -208,7 +208,11 @@ def _place(code: CodeType, instruction: int, line: int) -> Place:
 def _has_bound(loop: ast.While) -> bool:
     """Whether a counter ends a loop, too, as in ``while running.any() and steps < 12``."""
     test, within = loop.test, [each for part in loop.body for each in ast.walk(part)]
-    counters = {_label(each.target) for each in within if isinstance(each, ast.AugAssign)} - {""}
+    counters = {_label(each.target) for each in within if isinstance(each, ast.AugAssign)}
+    for each in within:
+        if isinstance(each, ast.Assign) and isinstance(each.value, ast.BinOp):  # t = t + 1
+            counters |= {*map(_label, each.targets)} & {*map(_label, ast.walk(each.value))}
+    counters.discard("")
     parts = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else []
     return any(
         isinstance(part, ast.Compare)

@@ -148,10 +148,10 @@ class _Running:
     ends_itself: bool = False
     """Whether it is over a data loader, which ends early once the first steps are over."""
 
-    def taken(self, item: Any, is_batch: bool) -> Any:
-        """Return the item of a round, perhaps a batch of a data loader."""
+    def taken(self, item: Any, batches: int) -> Any:
+        """Return the item of a round; of how many batches of a data loader it is one, if it is."""
         self.given += 1
-        self.ends_itself = is_batch
+        self.ends_itself = self.given <= batches
         if self.given == 1:
             parts = item if type(item) is tuple else (item,)
             self.has_parts = any(isinstance(each, nn.Module) for each in parts)
@@ -190,7 +190,7 @@ class Loops:
         is_cut: whether data loaders have ended early.
         generates: whether the script generates token by token.
         number_of: returns the number of the batch that a data loader gave last; ``None`` for others.
-        batches: returns how many batches data loaders gave.
+        batches: returns how many batches data loaders gave, and how many an epoch of the last one has.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class Loops:
         is_cut: Callable[[], bool] = lambda: False,
         generates: Callable[[], bool] = lambda: False,
         number_of: Callable[[Any], int | None] = lambda items: None,
-        batches: Callable[[], int] = lambda: 0,
+        batches: Callable[[], tuple[int, int]] = lambda: (0, 0),
     ) -> None:
         self._batches = batches
         self._recorder, self._is_inside, self.trained = recorder, is_inside, trained
@@ -248,9 +248,9 @@ class Loops:
         try:
             while True:
                 has_trained = self.has_trained  # a last round takes conditions on counters
-                batches = self._batches()
+                given = self._batches()[0]
                 # no name: enumerate would keep the first pair
-                yield loop.taken(next(iterator), batches != self._batches())
+                yield loop.taken(next(iterator), self._batches_since(given))
                 is_on_host = self._recorder.now() == event
                 trains_nothing = self.has_stepped or self.trained()[0] == steps
                 is_whole = loop.has_parts and loop.given < _PARTS and self.trained()[0] == steps
@@ -306,6 +306,11 @@ class Loops:
             self._waits = False
             self.training.discard(place)
         self.making.discard(place)  # not where the trace ends within
+
+    def _batches_since(self, given: int) -> int:
+        """Return how many batches an epoch of the loader has that has given one since; else 0."""
+        now, batches = self._batches()
+        return batches if now != given else 0
 
     def enumerated(self, items: Iterable[Any], start: int = 0) -> Iterator[tuple[int, Any]]:
         """Yield as ``enumerate`` does; a loader's last batch, which comes early, has its number."""

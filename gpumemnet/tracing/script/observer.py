@@ -182,8 +182,6 @@ class ScriptObserver:
         """Step → shapes of what the first model was called with in training."""
         self._generation = Generation()
         self._made: list[weakref.ref[Optimizer]] = []
-        self._made_at: list[int] = []
-        """At which event each optimizer was made."""
         self._frozen: set[int] = set()
         """Parameters that do not train in the first steps."""
         self.loops = Loops(
@@ -193,7 +191,7 @@ class ScriptObserver:
             lambda: bool(self.loaders.known),
             lambda: self._generation.phase == GENERATION,
             self.loaders.number_of,
-            lambda: self.loaders.batches,
+            lambda: (self.loaders.batches, self.loaders.epoch_batches),
         )
         self._repeated = RepeatedPasses(
             self.recorder,
@@ -438,7 +436,6 @@ class ScriptObserver:
                 self.notes.pop("optimizer", None)
             if not self._is_counting:
                 self._made.append(weakref.ref(optimizer))
-                self._made_at.append(self.recorder.now())
                 self.loaders.is_over = self.loaders.is_over and False
             make_optimizer(optimizer, *args, **kwargs)
 
@@ -592,21 +589,22 @@ class ScriptObserver:
                 f"batches have different shapes ({'; '.join(list(dict.fromkeys(shapes))[:3])}): "
                 "the largest that was seen counts, and a larger one takes more"
             )
-        state = [
-            (number, made_at)
-            for reference, made_at in zip(self._made, self._made_at, strict=True)
-            if (made := reference()) is not None
-            for parameter, values in made.state.items()
-            if id(parameter) not in self._frozen
-            for number in self.recorder.numbers_of(tensors_in(values))
-        ]
+        state = (
+            self.recorder.numbers_of(
+                each
+                for parameter, values in optimizer.state.items()
+                if id(parameter) not in self._frozen
+                for each in tensors_in(values)
+            )
+            for optimizer in self._optimizers()
+        )
         return WholeRun(
             self.recorder.timeline(),
             self._boundaries,
             self.step_names,
             left,
             tuple(sentences),
-            dict(state),
+            tuple(map(tuple, state)),
         )
 
     def _optimizers(self) -> list[Optimizer]:

@@ -259,7 +259,8 @@ def result_of_script(run: ScriptRun, call: ScriptCall, with_curve: bool = False)
     if whole is not None and answer.peak.phase != "build":
         is_later = answer.peak.step > len(run.timeline.step_starts) - 1
         end = len(whole.timeline.events if is_later else run.timeline.events)
-        late = whole.late_bytes(min(answer.peak.event, end - 1))
+        held_bytes = answer.parts["optimizer_state"]
+        late = whole.late_bytes(min(answer.peak.event, end - 1), held_bytes)
     return replace(
         answer,
         expected_bytes=answer.expected_bytes + late,

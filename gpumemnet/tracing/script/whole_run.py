@@ -63,6 +63,8 @@ _DRAWS: Final = 24
 functions draw their size."""
 _Draw = tuple[int, tuple[Any, ...]]
 """A size, and the states of random numbers that lead to it."""
+_MOST_KEPT_BYTES: Final = 2**28
+"""Size of a chosen batch that is kept, to be given again."""
 _SECONDS: Final = 3.0
 """CPU time to read samples of one data set, and a third of the time on the clock."""
 _EVALUATION_SECONDS: Final = 3.0
@@ -89,8 +91,7 @@ class WholeRun:
         step_names: step → the batch that it trains on, where that was chosen.
         left_bytes: gradients and state of optimizers that never stepped.
         sentences: what it did not see.
-        state: numbers of the storages that hold optimizer state at the end → the events at which the
-            optimizers were made.
+        state: numbers of the storages that hold the state of each optimizer at the end.
     """
 
     timeline: Timeline
@@ -98,17 +99,26 @@ class WholeRun:
     step_names: Mapping[int, str]
     left_bytes: int
     sentences: tuple[str, ...]
-    state: Mapping[int, int]
+    state: tuple[tuple[int, ...], ...]
 
-    def late_bytes(self, peak: int) -> int:
-        """Return the optimizer state that is not there at an event, of optimizers that are: what
-        happens there happens again in later steps, when it is."""
-        later = {
-            event
-            for event in self.timeline.events[peak + 1 :]
-            if self.state.get(event, peak) < peak
-        }
-        return sum(self.timeline.sizes[number] for number in later)
+    def late_bytes(self, peak: int, held_bytes: int) -> int:
+        """Return the optimizer state that is not there at an event, of optimizers that step by the
+        end of its step: what happens there happens again in later steps, when it is.
+
+        Args:
+            peak: the event.
+            held_bytes: optimizer state that is there.
+        """
+        events = self.timeline.events
+        end = next((start for start in self.timeline.step_starts if start > peak), len(events))
+        known = {event for event in events[:end] if event >= 0}
+        whole = (
+            self.timeline.sizes[number]
+            for numbers in self.state
+            if not known.isdisjoint(numbers)
+            for number in numbers
+        )
+        return max(0, sum(whole) - held_bytes)
 
     @property
     def rises(self) -> list[bool]:
@@ -166,8 +176,8 @@ class Loaders:
         """Loader → how many batches it gave since the last step."""
         self._made: WeakKeyDictionary[DataLoader[Any], dict[str, Any]] = WeakKeyDictionary()
         """Those of the batches that were chosen which were made."""
-        self.batches = 0
-        """How many batches were given."""
+        self.batches = self.epoch_batches = 0
+        """How many batches were given, and how many an epoch has of the loader that gave the last."""
         self.number: int | None = None
         """The number of that batch in its epoch, where it is the last one and comes early."""
         self._sizes: set[int] = set()
@@ -182,10 +192,10 @@ class Loaders:
         self.waiting_bytes = 0
         """The most that batches take which the workers of a loader have ready."""
 
-    def gives_from(self, loader: DataLoader[Any]) -> None:
-        """A loader is about to give a batch."""
+    def gives_from(self, loader: DataLoader[Any], count: int) -> None:
+        """A loader of ``count`` batches, if that is known, is about to give one."""
         self.giving, self.number = loader, None
-        self.batches += 1
+        self.batches, self.epoch_batches = self.batches + 1, count
         self._gave[loader] = self._gave.get(loader, 0) + 1
 
     def number_of(self, items: Any) -> int | None:
@@ -252,17 +262,20 @@ class Loaders:
         return known[-1:] * 2 if self.trains(loader) else [*known]
 
     def made(self, loader: DataLoader[Any], what: str, numbers: Sequence[Any]) -> Any:
-        """Return a batch that was chosen; samples can take long to read, so they are read once."""
-        known = self._made.setdefault(loader, {})
+        """Return a batch that was chosen; samples can take long to read, so they are read once, as
+        long as the first of them is as it was."""
+        known, drawn = self._made.setdefault(loader, {}), self.drawn.get(loader, {})
+        first = numbers[0]
         with unseen():
-            if what in known:
-                return deepcopy(known[what])
-        batch = _collated(loader, numbers, self.drawn.get(loader, {}))
+            size = 0 if first in drawn else _size(_samples(loader, [first])[0])
+            if known.get(what, (None,))[0] == size:
+                return deepcopy(known[what][1])
+        batch = _collated(loader, numbers, drawn)
         tensors = tensors_in(batch)
         is_small = sum(each.nbytes for each in tensors) < _MOST_KEPT_BYTES
         if is_small and not any(map(self._holds, tensors)):
             with suppress(Exception), unseen():  # not everything can be copied
-                known[what] = deepcopy(batch)
+                known[what] = size, deepcopy(batch)
         return batch
 
     def trains(self, loader: DataLoader[Any]) -> bool:
@@ -365,7 +378,7 @@ class _Batches:
 
     def __next__(self) -> Any:
         self._given += 1
-        self._loaders.gives_from(self._loader)
+        self._loaders.gives_from(self._loader, self._count)
         before, self._live_bytes = self._live_bytes, self._loaders.live_bytes()
         left, is_known = self._count - self._given, self._loaders.goes_on()
         if is_known:
@@ -534,7 +547,7 @@ def _largest_draws(
     data: Any = vars(loader)["dataset"]
     largest: dict[Any, tuple[int, Any]] = {}
     has_time, is_drawn = _time_to_read(), False
-    few = (list(numbers) * _SAMPLED)[:_SAMPLED]
+    few = (list(numbers[: _SAMPLED // 2]) * _SAMPLED)[:_SAMPLED]
     for count, number in enumerate(few + list(numbers) * _DRAWS):
         if not has_time() or (count == len(few) and not is_drawn):
             break
