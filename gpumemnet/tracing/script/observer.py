@@ -525,9 +525,6 @@ class ScriptObserver:
             and process_time() > self._counted_at + MORE_SECONDS
             and all(self._stepped[id(each)] != 1 for each in self._optimizers())
         )
-        # The rest of the time is for what the script does once it has trained.
-        is_late = process_time() > self._counted_at + self.more_seconds / 2
-        is_enough |= is_late and bool(self.loops.training) and not self.loops.has_trained
         if not (is_enough or (is_over and not self.loops.has_trained)):
             return
         if self.loops.has_trained:
