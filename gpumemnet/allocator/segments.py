@@ -145,8 +145,8 @@ class LowestFreeAddress:
         start: the lowest address, a multiple of 2 MiB.
     """
 
-    def __init__(self) -> None:
-        self._end = ALIGNMENT_BYTES
+    def __init__(self, start: int = ALIGNMENT_BYTES) -> None:
+        self._end = start
         self._holes: list[
             tuple[int, int]
         ] = []  # (address, size) below the end, sorted, never adjacent

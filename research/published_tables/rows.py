@@ -7,13 +7,16 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import describe
 from gpumemnet.job.measurement import PUBLISHED_GPU, Measurement
 from gpumemnet.job.training_job import TrainingJob, TrainingOptions
 from gpumemnet.units import MIB
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Row = Mapping[str, str | None]
 """Column → text."""
@@ -35,13 +38,9 @@ class LeftOutError(DatasetError):
     """A row that is as it was published, and whose network nobody can rebuild from it."""
 
 
-class _Architecture(Protocol):
-    def to_dict(self) -> dict[str, Any]: ...
-
-
 def published_measurement(
     job: TrainingJob,
-    architecture: _Architecture,
+    architecture: DataclassInstance,
     row: Row,
     status: str = "ok",
     reason: str | None = None,
