@@ -161,6 +161,7 @@ class _GraphRecorder(_Recorder):
 
     def _append(self, call: Any, used: frozenset[int], module: nn.Module) -> None:
         super()._append(call, used, module)
+        call = self._calls[-1]  # with its module and parameters
         number = len(self.seen)
         reads = self._reads
         if self.seen and number and self.seen[-1].path == call.path and not reads:
