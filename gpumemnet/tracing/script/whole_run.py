@@ -254,7 +254,7 @@ class Loaders:
                 self.drawn[loader] = _largest_draws(loader, longest or (), sizes)
             known = [("the last batch", last), ("the longest batch", longest)]
             # Without no_grad, the graph of a batch lives until there is the next one.
-            if beside and torch.is_grad_enabled() and loader not in self._trained:
+            if torch.is_grad_enabled() and loader not in self._trained:
                 known.insert(1, ("a batch beside the longest", beside))
             self.known[loader] = known
             return [*known]
