@@ -18,7 +18,7 @@ ZeRO, Rajbhandari et al., arXiv 1910.02054).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ContextDecorator, contextmanager, nullcontext, suppress
 from functools import partial, wraps
 from typing import Any, Final, Protocol, cast
@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from gpumemnet.errors import ExtractError
 from gpumemnet.extract.checkpointing import blocks
+from gpumemnet.extract.known_layouts import argument_tensors
 from gpumemnet.extract.module_calls import map_tensors
 from gpumemnet.torch_private import training as names
 from gpumemnet.torch_private.names import (
@@ -160,13 +161,7 @@ class _Collectives(DispatchMode):
         super().__init__()
         self._exchanged, self._sends, self._gathered = exchanged, sends, gathered
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if "c10d" in func.namespace:
             group = _group_of(args)
             if group is not None:
@@ -175,16 +170,15 @@ class _Collectives(DispatchMode):
                     self._sends(dist.get_process_group_ranks(group))
             if func.namespace == "c10d":
                 return _finished(func, args)
-        if any(is_sharded(each) for each in types):
+        if any(is_sharded(type(each)) for each in argument_tensors(args, kwargs)):
             return NotImplemented
-        named = dict(kwargs or {})
-        device = named.get("device")
+        device = kwargs.get("device")
         if device is not None and device.type == "cuda":  # DTensor's code names it
-            named["device"] = args[0].device if isinstance(args[0], Tensor) else _META
+            kwargs["device"] = args[0].device if isinstance(args[0], Tensor) else _META
         if func is torch.ops.aten.add.Tensor and self._gathered and backward_runs():
             with self._gathered.get(args[0].shape, nullcontext()):  # autograd adds both uses there
-                return func(*args, **named)
-        return func(*args, **named)
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)
 
 
 def _group_of(args: tuple[Any, ...]) -> dist.ProcessGroup | None:

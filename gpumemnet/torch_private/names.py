@@ -333,7 +333,7 @@ class DispatchMode(TorchDispatchMode):
         return self.run(func, args, dict(kwargs or {}))
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operator."""
+        """Run an operator; each mode says how."""
         raise NotImplementedError
 
     @classmethod

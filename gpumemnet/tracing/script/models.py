@@ -260,3 +260,13 @@ def _copied(tensor: Tensor) -> Tensor:
     if not tensor.is_meta and keeps_values(tensor):
         return tensor.clone()
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+
+def frozen_parameters(optimizers: Iterable[Optimizer]) -> set[int]:
+    """Return the identities of the parameters that do not train now beside others that their
+    optimizer trains; where it trains none, optimizers take turns, as in a GAN."""
+    frozen: set[int] = set()
+    for held in map(parameters_of, optimizers):
+        if any(each.requires_grad for each in held):
+            frozen |= {id(each) for each in held if not each.requires_grad}
+    return frozen

@@ -50,6 +50,7 @@ from gpumemnet.tracing.script.models import (
     SampleCount,
     ScriptModules,
     TrainedModel,
+    frozen_parameters,
     parameters_of,
 )
 from gpumemnet.tracing.script.repeated_passes import RepeatedPasses
@@ -183,7 +184,7 @@ class ScriptObserver:
         self._generation = Generation()
         self._made: list[weakref.ref[Optimizer]] = []
         self._frozen: set[int] = set()
-        """Parameters that do not train in the first steps."""
+        """Identities of parameters that do not train in the first steps."""
         self.loops = Loops(
             self.recorder,
             lambda: bool(self.modules.depth) or self._passing or self._stepping,
@@ -502,9 +503,7 @@ class ScriptObserver:
         self.recorder.classify_kept()
         if self.has_enough_steps and self.first is None:
             self.first = self.recorder.timeline()
-            for held in map(parameters_of, self._optimizers()):
-                if any(each.requires_grad for each in held):  # else they take turns, as in a GAN
-                    self._frozen |= {id(each) for each in held if not each.requires_grad}
+            self._frozen = frozen_parameters(self._optimizers())
             self._counted_from, self._counted_at = self.recorder.now(), process_time()
             self.loops.has_stepped = True
             self.seen()

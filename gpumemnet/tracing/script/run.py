@@ -255,17 +255,16 @@ def result_of_script(run: ScriptRun, call: ScriptCall, with_curve: bool = False)
                 notes=(*run.notes, note),
                 **arguments,
             )
-    late = 0
+    late, held_bytes = 0, answer.parts["optimizer_state"]
     if whole is not None and answer.peak.phase != "build":
         is_later = answer.peak.step > len(run.timeline.step_starts) - 1
         end = len(whole.timeline.events if is_later else run.timeline.events)
-        held_bytes = answer.parts["optimizer_state"]
         late = whole.late_bytes(min(answer.peak.event, end - 1), held_bytes)
     return replace(
         answer,
         expected_bytes=answer.expected_bytes + late,
         requested_bytes=answer.requested_bytes + late,
-        parts={**answer.parts, "optimizer_state": answer.parts["optimizer_state"] + late},
+        parts={**answer.parts, "optimizer_state": held_bytes + late},
         safe_bytes=answer.safe_bytes + late + run.later_bytes,
         branches=run.branches,
         selections=run.selections,

@@ -66,7 +66,7 @@ _Draw = tuple[int, tuple[Any, ...]]
 _MOST_KEPT_BYTES: Final = 2**28
 """Size of a chosen batch that is kept, to be given again."""
 _SECONDS: Final = 3.0
-"""CPU time to read samples of one data set, and a third of the time on the clock."""
+"""CPU time to read samples of one data set; on the clock it may take three times as long."""
 _EVALUATION_SECONDS: Final = 3.0
 """CPU time of an evaluation that goes on to its end, because the script may count what it gave."""
 _SLOW_ROUNDS: Final = 6
@@ -254,7 +254,7 @@ class Loaders:
                 self.drawn[loader] = _largest_draws(loader, longest or (), sizes)
             known = [("the last batch", last), ("the longest batch", longest)]
             # Without no_grad, the graph of a batch lives until there is the next one.
-            if torch.is_grad_enabled() and loader not in self._trained:
+            if torch.is_grad_enabled() and not self.trains(loader):
                 known.insert(1, ("a batch beside the longest", beside))
             self.known[loader] = known
             return [*known]
@@ -395,9 +395,8 @@ class _Batches:
             what, numbers = self._left.pop() if self._left and not gathers else ("", None)
             if what and not self._left and self._count:
                 self._loaders.number = self._count - 1
-            if (
-                (what or gathers) and self._given > 1 and not left
-            ):  # what it gathers of the last one is less
+            # What it gathers of the last one is less.
+            if (what or gathers) and self._given > 1 and not left:
                 what, numbers = self._loaders.known.get(self._loader, [(what, numbers)])[0]
             if numbers is not None:
                 self._loaders.gives(what)
