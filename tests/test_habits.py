@@ -21,6 +21,7 @@ NEEDS_MORE = (
         "nightly",
         "cuda_code",
         "several_gpus",
+        "true_values",
         "convolution_workspaces",
         "closed_form_rows",
         "real_jobs_cuda_code",
