@@ -134,12 +134,14 @@ class _Running:
 
     Attributes:
         numbers: those of a range, also where a bar shows them.
+        steps: optimizer steps before it.
         given: how many of them were given; the last one is that of this round.
         wanted: which of the numbers make a condition other than it was so far.
         asked: the conditions that were looked at.
     """
 
     numbers: Sequence[int]
+    steps: int
     given: int = 0
     wanted: set[int] = field(default_factory=set)
     asked: set[Hashable] = field(default_factory=set)
@@ -242,9 +244,9 @@ class Loops:
             return
         iterator, calm, most_bytes, rise = iter(items), 0, 0, 0
         numbers = _shown(items)
-        loop = _Running(numbers if isinstance(numbers, range) else ())
-        self._running.append(loop)
         second, event, (steps, made) = process_time(), self._recorder.now(), self.trained()
+        loop = _Running(numbers if isinstance(numbers, range) else (), steps)
+        self._running.append(loop)
         try:
             while True:
                 has_trained = self.has_trained  # a last round takes conditions on counters
@@ -306,6 +308,11 @@ class Loops:
             self._waits = False
             self.training.discard(place)
         self.making.discard(place)  # not where the trace ends within
+
+    @property
+    def trains(self) -> bool:
+        """Whether a loop runs in which the script has trained: it may train on after an evaluation."""
+        return any(self.trained()[0] > each.steps for each in self._running)
 
     def _batches_since(self, given: int) -> int:
         """Return how many batches an epoch of the loader has that has given one since; else 0."""

@@ -530,9 +530,9 @@ class ScriptObserver:
             raise EnoughSteps
         self.seen()
         # The loaders of a library that trains can end, and so its epochs.
-        if self.loops.training or (self.loaders.known and torch.is_grad_enabled()):
+        if self.loops.trains or self.loaders.known:
             self.loops.has_trained = True
-            self.loaders.is_over = not self.loops.training or None
+            self.loaders.is_over = not self.loops.trains or None
             self._counted_from, self._counted_at = self.recorder.now(), process_time()
             shorten_alarm(REST_SECONDS)
             return
