@@ -403,8 +403,14 @@ def stop_alarm() -> None:
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 
+_deadline = math.inf
+"""When this process should be done, on the monotonic clock."""
+
+
 def set_alarm(deadline_seconds: float) -> None:
     """Let this process raise :class:`DeadlineReached` after so many seconds."""
+    global _deadline
+    _deadline = monotonic() + deadline_seconds
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise DeadlineReached
@@ -415,9 +421,9 @@ def set_alarm(deadline_seconds: float) -> None:
 
 def shorten_alarm(seconds: float) -> None:
     """Let the alarm of this process come after so many seconds of its CPU time, if it would come
-    later: on a busy machine these take longer, up to three times as long."""
-    left = signal.getitimer(signal.ITIMER_REAL)[0] or math.inf
-    last, end = monotonic() + min(left, 3 * seconds), process_time() + seconds
+    later, and in the place of an alarm that was shortened before: on a busy machine these take
+    longer, up to three times as long."""
+    last, end = min(_deadline, monotonic() + 3 * seconds), process_time() + seconds
 
     def stop(number: int, frame: FrameType | None) -> None:
         more = min(last - monotonic(), end - process_time())
@@ -426,7 +432,7 @@ def shorten_alarm(seconds: float) -> None:
         signal.setitimer(signal.ITIMER_REAL, more, _REPEAT_SECONDS)
 
     with suppress(ValueError):  # not in the main thread
-        if left > seconds:
+        if _deadline - monotonic() > seconds:
             signal.signal(signal.SIGALRM, stop)
             signal.setitimer(signal.ITIMER_REAL, seconds, _REPEAT_SECONDS)
 

@@ -52,7 +52,8 @@ from gpumemnet.tracing.script.branches import is_guarded
 from gpumemnet.tracing.script.read_values import type_of
 
 _RISES: Final = 2
-"""How often a number has risen from one step to the next that is taken for a counter."""
+"""How often a number has risen from one step to the next that is taken for a counter; once, where it
+is the number of a loop over a range."""
 _TRAINERS: Final = (
     "fastai/learner.py",
     "mmengine/runner/loops.py",
@@ -80,6 +81,8 @@ _MORE_SECONDS: Final = 20.0
 """The same for a loop that may train later: a name that is called there leads to ``backward``."""
 _MOST_SECONDS: Final = 60.0
 """The same for one that is in no other loop: all that trains may be left with it."""
+_WANTED_SECONDS: Final = 3.0
+"""CPU time of the rounds of a loop over a range that make a condition other than it was."""
 _LESS_SECONDS: Final = 1.0
 """The same after the first steps."""
 
@@ -116,7 +119,7 @@ class _Condition:
 
     def met(self, step: int, numbers: tuple[float, ...]) -> None:
         """Learn how the numbers change from step to step."""
-        if self.step and self.rises is not None:
+        if self.first and self.rises is not None:
             fell = any(
                 a < b and a > c for a, b, c in zip(numbers, self.last, self.first, strict=False)
             )
@@ -137,6 +140,7 @@ class _Running:
         steps: optimizer steps before it.
         given: how many of them were given; the last one is that of this round.
         wanted: which of the numbers make a condition other than it was so far.
+        rare: those of conditions that the last two numbers leave as they were.
         asked: the conditions that were looked at.
     """
 
@@ -144,11 +148,15 @@ class _Running:
     steps: int
     given: int = 0
     wanted: set[int] = field(default_factory=set)
+    rare: set[int] = field(default_factory=set)
     asked: set[Hashable] = field(default_factory=set)
     has_parts: bool = False
     """Whether it is over the parts of a model, of which none may be left out."""
     ends_itself: bool = False
     """Whether it is over a data loader, which ends early once the first steps are over."""
+    is_outer: bool = False
+    """Whether another loop trains within it, as one over epochs: that one has met what changes from
+    step to step."""
 
     def taken(self, item: Any, batches: int) -> Any:
         """Return the item of a round; of how many batches of a data loader it is one, if it is."""
@@ -165,12 +173,16 @@ class _Running:
         left = range(self.given, len(self.numbers))[:_AHEAD]
         found = [index for index in left if is_other(self.numbers[index])]
         self.wanted.update(found[:1], found[-1:])
+        if not any(map(is_other, self.numbers[-2:])):
+            self.rare.update(found[:1], found[-1:])
         return bool(found)
 
-    def rest(self) -> Iterator[int]:
-        """Yield the numbers that are wanted, and the last two."""
-        size = len(self.numbers)
-        for index in sorted({*self.wanted, *range(size - 2, size)}):
+    def rest(self, seconds: float) -> Iterator[int]:
+        """Yield the numbers that are wanted, and the last two; where a round takes many ``seconds``,
+        only those that change what the last two do not."""
+        size, is_slow = len(self.numbers), seconds * len(self.wanted) > _WANTED_SECONDS
+        wanted = self.rare if is_slow else self.wanted
+        for index in sorted({*wanted, *range(size - 2, size)}):
             if index >= self.given:
                 self.given = index + 1
                 yield self.numbers[index]
@@ -273,10 +285,13 @@ class Loops:
                 self._seconds[place] += max(second - before[0], 0)  # a fork begins at 0
                 if steps > before[1] and not is_on_host:
                     self.training.add(place)
+                    for each in self._running[: self._running.index(loop)]:
+                        each.is_outer = True
                 if made > before[2]:
                     self.making.add(place)
                 if place in self.training:
-                    is_done = has_trained and calm >= _CALM_ROUNDS_OF_TRAINING
+                    wanted = 1 if loop.is_outer and loop.numbers else _CALM_ROUNDS_OF_TRAINING
+                    is_done = has_trained and calm >= wanted
                     # Other numbers bring something else, and epochs were cut for them.
                     is_over = is_done or bool(
                         loop.wanted and calm and (has_trained or self._is_cut())
@@ -296,7 +311,7 @@ class Loops:
                     is_over = spent > seconds and (is_early or is_calm)
                 if is_over:
                     self.left.update({} if self.has_stepped else {place: None})
-                    yield from loop.rest() if place in self.training else ()
+                    yield from loop.rest(second - before[0]) if place in self.training else ()
                     break
         except StopIteration:
             pass
@@ -362,12 +377,14 @@ class Loops:
         is_met = len(known.seen) > 1 or (collection and holds)
         if is_met:
             self.waiting.pop(known.line, None)
+        if not self.has_stepped:
+            known.first, known.last = known.first or values, values
         if is_met or not self.has_stepped or step == known.step or self._is_inside():
             return holds
         before = known.last or values
         known.met(step, values)
         risen = [i for i, each in enumerate(values) if each > known.first[i]]
-        if (known.rises or 0) < _RISES or (known.leaves and not holds) or not risen:
+        if not known.rises or (known.leaves and not holds) or not risen:
             return holds
         counter, value = risen[0], values[risen[0]]
 
@@ -381,7 +398,7 @@ class Loops:
             if place not in loop.asked and loop.want(is_other):
                 self.waiting[known.line] = None
             loop.asked.add(place)
-        if loops:
+        if loops or known.rises < _RISES:
             return holds
         found = next(filter(is_other, known.ahead(min(before[counter], value))), None)
         if found is None:

@@ -534,7 +534,7 @@ class ScriptObserver:
             self.loops.has_trained = True
             self.loaders.is_over = not self.loops.trains or None
             self._counted_from, self._counted_at = self.recorder.now(), process_time()
-            shorten_alarm(REST_SECONDS)
+            shorten_alarm(min(REST_SECONDS, self.more_seconds) or REST_SECONDS)
             return
         self._whole = self.whole_run()
         self.recorder.close()

@@ -61,6 +61,8 @@ _READ: Final = 4096
 _DRAWS: Final = 24
 """Draws of a sample, or of a batch of two, of which the largest is taken where data sets or collate
 functions draw their size."""
+_ALIKE: Final = 0.02
+"""Part of a size by which draws of one sample may differ that count as alike."""
 _Draw = tuple[int, tuple[Any, ...]]
 """A size, and the states of random numbers that lead to it."""
 _MOST_KEPT_BYTES: Final = 2**28
@@ -268,7 +270,7 @@ class Loaders:
         first = numbers[0]
         with unseen():
             size = 0 if first in drawn else _size(_samples(loader, [first])[0])
-            if known.get(what, (None,))[0] == size:
+            if _are_alike(size, known.get(what, (inf,))[0]):
                 return deepcopy(known[what][1])
         batch = _collated(loader, numbers, drawn)
         tensors = tensors_in(batch)
@@ -539,6 +541,11 @@ def _samples(
     return [data[number] for number in numbers]
 
 
+def _are_alike(size: int, other: float) -> bool:
+    """Whether two draws of a sample have about one size: an image has more or fewer boxes."""
+    return abs(size - other) <= size * _ALIKE
+
+
 def _largest_draws(
     loader: DataLoader[Any], numbers: Sequence[Any], sizes: dict[Any, int]
 ) -> dict[Any, Any]:
@@ -552,7 +559,8 @@ def _largest_draws(
             break
         sample = data[number]
         size = _size(sample)
-        is_drawn |= size != sizes.setdefault(number, size)
+        first = sizes.setdefault(number, size)
+        is_drawn |= not _are_alike(size, first)
         if number not in largest or size > largest[number][0]:
             largest[number] = size, sample
     return {number: sample for number, (_, sample) in largest.items() if is_drawn}
