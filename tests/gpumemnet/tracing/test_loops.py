@@ -36,6 +36,12 @@ rounds, kept = 0, []
         ("rounds = sum(1 for i in counted() if not run())", 100),
         ("for i in range(100): run(); train(); rounds += 1", 100),
         ("for i in range(100):\n    rounds += 1; run(4); train()\n    if i == 50: enough()", 54),
+        # of epochs, one further and the last two
+        (
+            "for epoch in range(100):\n    rounds += 1\n    for i in range(3): run(); train()\n"
+            "    if epoch == 5: enough()",
+            9,
+        ),
         # the first batch is not kept
         (
             "for i, x in enumerate(Batch() for _ in range(3)):\n"

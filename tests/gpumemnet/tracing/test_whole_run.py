@@ -96,6 +96,27 @@ for epoch in range(3):
         5 * 512 + WORKSPACE + 4,
         "optimizer of a later step",
     ),
+    "slow_evaluation": Case(  # it ends the first steps, long before the epoch that trains the body
+        """
+from time import process_time
+body, head = wide(8), nn.Linear(4096, 10).cuda()
+for p in body.parameters(): p.requires_grad = False
+optimizer = torch.optim.AdamW([*body.parameters(), *head.parameters()])
+x, y = torch.randn(16, 4096).cuda(), torch.randint(0, 10, (16,)).cuda()
+for epoch in range(300):
+    if epoch >= 50:
+        for p in body.parameters(): p.requires_grad = True
+    for i in range(3): step(optimizer, cross_entropy(head(body(x)), y))
+    with torch.no_grad():
+        for i in range(5000): x + 1; x + 1
+        end = process_time() + 5 * (epoch == 0)
+        while process_time() < end: pass
+        head(body(x))
+""",
+        5 * 512,
+        5 * 512 + WORKSPACE + 4,
+        "optimizer of a later step",
+    ),
     "average": Case(  # weights, copy, gradients
         """
 model, moments = wide(4), {0: None, 400: "copy"}
