@@ -51,8 +51,8 @@ from gpumemnet.torch_private.training import AUTOCAST_BY_DEVICE
 REAL_ELEMENTS: Final = 2**14
 """Largest number of elements of a real tensor: above usual tables of constants, below usual
 weights."""
-REAL_WHOLE_ELEMENTS: Final = 2**20
-"""The same for integers and booleans: above the positions of all tokens of a batch."""
+REAL_WHOLE_ELEMENTS: Final = 2**23
+"""The same for integers and booleans: above the classes of all pixels of a batch."""
 _COMPUTED_ELEMENTS: Final = 2**24
 """The same for those that are computed from known ones: a mask of pixels or boxes, repeated for each
 class, selects as many as the mask itself does."""

@@ -241,7 +241,7 @@ def _all_boxes(boxes: Tensor, *others: Any, share: float = 1) -> tuple[Any, str]
 
 
 def _part(elements: int, share: float) -> int:
-    return math.ceil(elements * share)
+    return math.ceil(round(elements * share, 3))
 
 
 def _of(elements: int, share: float) -> str:

@@ -105,6 +105,7 @@ class GpuRequests(TorchFunctionMode):
         self._observer = observer
         self._values = self.values = values
         self._unknown, self.numbers = known.unknown, known.numbers
+        values.numbers_of = known.numbers.of
         self._random: MutableMapping[Tensor, None] = WeakTensorKeyDictionary()
         """What the script has drawn on the host, which may be anything."""
         self._constructors = names.device_constructors()

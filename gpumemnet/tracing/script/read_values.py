@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from gpumemnet.extract.host_numbers import MOST_NUMBERS
 from gpumemnet.extract.placement import (
     HINT,
     READS_VALUE_BELOW,
-    REAL_WHOLE_ELEMENTS,
     MissingValues,
 )
 from gpumemnet.sandbox.user_code import UnknownValueError, running_line
@@ -62,7 +62,7 @@ _SAME: Final = _ALL | _functions(
 )
 _NOT: Final = _functions("logical_not", "bitwise_not", "__invert__")
 _OR: Final = _functions("logical_or", "bitwise_or", "__or__", "__ror__")
-_AND: Final = _functions("logical_and", "bitwise_and", "__and__", "__rand__")
+_AND: Final = _functions("logical_and", "bitwise_and", "__and__", "__rand__", "__iand__")
 _EQUAL: Final = _functions("eq", "__eq__")
 _UNEQUAL: Final = _functions("ne", "__ne__")
 _ADDS: Final = _functions("add", "__add__", "__radd__")
@@ -70,7 +70,7 @@ _COUNTS: Final = _functions("sum", "count_nonzero")
 _SOFTMAX: Final = _functions("softmax") | {torch.nn.functional.softmax}
 _KEEPS_COUNT: Final = _functions(
     *("clone", "detach", "long", "int", "to", "max", "view", "reshape", "__getitem__"),
-    *("float", "double", "squeeze", "cat", "stack"),
+    *("float", "double", "squeeze", "cat", "stack", "unsqueeze", "flatten", "expand", "repeat"),
 ) | {Tensor.data.__get__}  # type: ignore[attr-defined]  # a property of C++
 _MOVES: Final = _functions(
     *("__getitem__", "index_select", "gather", "take", "take_along_dim", "masked_select")
@@ -115,8 +115,10 @@ class ReadValues(MissingValues):
         self._counts: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
         self._shares: MutableMapping[Tensor, float] = WeakTensorKeyDictionary()
         """Probabilities, which add up to one → what each of them is taken to be."""
-        self._masks: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
-        """Masks that were made of others → how many elements they select."""
+        self._masks: MutableMapping[Tensor, float] = WeakTensorKeyDictionary()
+        """Masks that were made of others → the share of the elements that they select."""
+        self.numbers_of: Callable[[Tensor], Tensor | None] = lambda tensor: None
+        """Returns the numbers of a tensor, if they are known."""
         self._assumed: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
         self.selections: dict[str, None] = {}
         """Lines that select elements by values of the GPU, in order."""
@@ -159,10 +161,9 @@ class ReadValues(MissingValues):
             UnknownValueError: as ``error``, for another shape that depends on values.
         """
         if schema(operator).name not in READS_VALUE_BELOW:
-            masks = [each for each in tree_leaves(args) if each in self._masks]
-            share = self._decisions.assumptions.selected_share
-            if masks:  # which rounds up to the number of its elements
-                share = (self._masks[masks[0]] - 0.5) / masks[0].numel()
+            masks = [each for each in tree_leaves(args[1:] or args) if each in self._masks]
+            usual = self._decisions.assumptions.selected_share
+            share = self._masks[masks[0]] if masks else usual
             selection = selection_of(operator, share)
             guess = selection or guess_of(operator, args, kwargs)
             if guess is None or not (selection or self._best_effort):
@@ -295,8 +296,8 @@ class ReadValues(MissingValues):
         source = args[0]
         is_one = isinstance(result, Tensor) and not picks.ndim
         candidates = source.numel() if is_one or not source.ndim else source.shape[dim]
-        most = REAL_WHOLE_ELEMENTS if operator in _SORTS else _MOST_CANDIDATES
-        if not 0 < candidates <= most or not 0 < picks.numel() <= REAL_WHOLE_ELEMENTS:
+        most = MOST_NUMBERS if operator in _SORTS else _MOST_CANDIDATES
+        if not 0 < candidates <= most or not 0 < picks.numel() <= MOST_NUMBERS:
             return result
         with names.unseen():
             numbers = torch.arange(1, picks.numel() + 1) % candidates  # 0 is no frequency
@@ -321,14 +322,16 @@ class ReadValues(MissingValues):
         are, how much it counts, and whether it follows from assumptions."""
         last = result[-1] if isinstance(result, tuple) and result else result
         tensors = [arg for arg in args if isinstance(arg, Tensor)]
-        if func is Tensor.__setitem__ and len(tensors) == 3 and tensors[2].dtype == torch.bool:
-            self._masks[args[0]] = self._selected(args[2])
+        if func is Tensor.__setitem__:
+            self._masks.pop(args[0], None)
+            if len(tensors) == 3 and tensors[2].ndim and tensors[2].dtype == torch.bool:
+                self._masks[args[0]] = self._selected(args[2]) / _size(args[0])
         if not isinstance(last, Tensor):
             return
-        if func is torch.cat and args[0][0] in self._masks:
-            self._masks[last] = sum(map(self._selected, args[0]))
+        if func is torch.cat and any(each in self._masks for each in args[0]):
+            self._masks[last] = sum(map(self._selected, args[0])) / _size(last)
         if func in _EQUAL and last.ndim == 1 and 0 in (each.ndim for each in tensors):
-            self._masks[last] = 1  # such as the rank of a label
+            self._masks[last] = 1 / _size(last)  # such as the rank of a label
         if not last.is_meta:
             if func in _PICKING and isinstance(args[0], Tensor) and args[0].is_meta:
                 self._assumed[last] = True
@@ -337,6 +340,8 @@ class ReadValues(MissingValues):
                 if True in known or False in known:
                     self._assumed[last] = False not in known
             return
+        if func in _AND and last.dtype == torch.bool:
+            self._masks[last] = min(map(self._share, tensors))
         given = args[0] if isinstance(args[0], Tensor) else None
         if given is not None and func in _COUNTS and last.numel():
             each = 1 if given.dtype == torch.bool else self._counts.get(given)
@@ -355,17 +360,24 @@ class ReadValues(MissingValues):
             self._counts[last] = self._counts.get(args[0], 0) + args[-1]  # the end of a slice, say
         if func in _SOFTMAX and last.ndim:
             self._shares[last] = 1 / max(last.shape[-1], 1)
-        elif self._shares and func in _KEEPS_COUNT:
-            share = self._shares.get(args[0][0] if given is None else given)
-            if share is not None:
-                self._shares[last] = share
+        elif func in _KEEPS_COUNT:
+            source = args[0][0] if given is None else given
+            for shares in (self._shares, self._masks):
+                if source in shares and last not in shares:
+                    shares[last] = shares[source]
         truth = self._truth(func, args)
         if truth is not None:
             self._truths[last] = truth
 
-    def _selected(self, mask: Tensor) -> int:
-        share = self._decisions.assumptions.selected_share
-        return self._masks.get(mask, math.ceil(mask.numel() * share))
+    def _share(self, mask: Tensor) -> float:
+        """Return the share of its elements that a mask selects."""
+        with names.unseen(), suppress(RuntimeError):  # of tensors that torch.vmap computes with
+            if (known := self.numbers_of(mask)) is not None:
+                return int(known.count_nonzero()) / _size(known)
+        return self._masks.get(mask, self._decisions.assumptions.selected_share)
+
+    def _selected(self, mask: Tensor) -> float:
+        return mask.numel() * self._share(mask)
 
     def _truth(self, func: Callable[..., Any], args: tuple[Any, ...]) -> bool | None:
         if func in _NEVER or func in _ALWAYS:
@@ -390,14 +402,16 @@ class ReadValues(MissingValues):
         """Return what all elements of ``tensor`` are, if that is known."""
         if tensor.is_meta or func not in _OR | _AND or tensor.dtype != torch.bool:
             return self._truths.get(tensor)
-        with names.unseen(), suppress(RuntimeError):  # of tensors that torch.vmap computes with
-            return True if bool(tensor.all()) else None if bool(tensor.any()) else False
-        return None
+        return {0.0: False, 1.0: True}.get(self._share(tensor))
 
     def _value_of(self, tensor: Tensor) -> Any:
         """Return the largest number of a real tensor; 0 if it has none."""
         with names.unseen():
             return tensor.max().item() if tensor.numel() else 0
+
+
+def _size(mask: Tensor) -> int:
+    return max(mask.numel(), 1)
 
 
 class _ReadNumber:

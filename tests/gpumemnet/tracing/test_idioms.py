@@ -125,7 +125,9 @@ CONDITIONS = {
     "equal_copies": 'assert (x == x.clone()).all(), "copies"\nkeep = block(256)',
     "rank": "rank = (x[0].argsort() == i + x[0].argmax()).nonzero()\nassert rank.size(0) == 1\nkeep = block(256)",
     "narrowed_mask": (
-        "m = x[:, 0] > 0\nn = x[m, 1] > 0\nkept = x[m][n]\nm[m.clone()] = n\n"
+        "m = x[:, 0] > 0\nassert len(x[(m & (torch.arange(64).cuda() < 9)).view(8, 8).flatten()]) == 9\n"
+        "assert len((torch.arange(2**21).cuda() < 9).nonzero()) == 9\n"
+        "n = x[m, 1] > 0\nkept = x[m][n]\nm[m.clone()] = n\n"
         "assert torch.cat([x, x])[torch.cat([m, m])].shape[0] == 2 * len(kept)\nkeep = block(256)"
     ),
     "labels": (
