@@ -21,6 +21,8 @@ TYPE: Final = "_gpumemnet_type"
 CONTINUES: Final = "_gpumemnet_continues"
 """Names of what changed code calls."""
 _CLOCKS: Final = ("time", "perf_counter", "monotonic")
+_SEARCHES: Final = ("bisect", "bisect_left", "bisect_right", "searchsorted", "digitize")
+"""Functions that find the place of a number among others."""
 
 
 def changed_code(tree: ast.Module, file: str, called: defaultdict[str, set[str]]) -> ast.Module:
@@ -142,6 +144,10 @@ class _Changing(ast.NodeTransformer):
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         return self._condition(node)
 
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        is_search = _called_name(node) in _SEARCHES
+        return self._condition(node) if is_search else self.generic_visit(node)
+
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
         is_multiple = isinstance(node.op, ast.Not) and isinstance(node.operand, ast.BinOp)
         return self._condition(node) if is_multiple else self.generic_visit(node)
@@ -235,8 +241,10 @@ def _numbers(code: ast.AST) -> Iterator[ast.expr | None]:
             yield code
         case ast.Name() | ast.Attribute() | ast.Subscript(slice=ast.Constant()):
             yield None if "(" in ast.unparse(code) else code
-        case ast.BinOp() | ast.UnaryOp() | ast.Compare():
-            for each in ast.iter_child_nodes(code):
+        case ast.Call() if _called_name(code) not in _SEARCHES:
+            yield None
+        case ast.BinOp() | ast.UnaryOp() | ast.Compare() | ast.Call() | ast.List():
+            for each in getattr(code, "args", ast.iter_child_nodes(code)):
                 if isinstance(each, ast.expr):
                     yield from _numbers(each)
         case _:

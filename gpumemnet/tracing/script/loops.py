@@ -41,6 +41,7 @@ from types import CodeType
 from typing import Any, Final
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -67,6 +68,7 @@ _SMALL_BYTES: Final = 2**16
 """What a round of training may leave that is nothing new, such as a loss or a mask in a list."""
 _AHEAD: Final = 100_000
 """How many later numbers of a counter are tried."""
+_NUMBERS: Final = {int, float}
 _LARGEST: Final = 64
 """Numbers in a collection that a counter is looked for in."""
 _COMPUTING: Final = ("builtins", "gpumemnet", "numpy", "scipy", "torch", "PIL")
@@ -110,12 +112,12 @@ class _Condition:
     stays: bool
     repeats: bool
     is_position: bool
-    seen: set[bool] = field(default_factory=set)
+    seen: set[Any] = field(default_factory=set)
     step: int = 0
     first: tuple[float, ...] = ()
     last: tuple[float, ...] = ()
     rises: int | None = 0
-    later: bool | None = None
+    later: Any = None
 
     def met(self, step: int, numbers: tuple[float, ...]) -> None:
         """Learn how the numbers change from step to step."""
@@ -127,8 +129,11 @@ class _Condition:
         self.step, self.first, self.last = step, self.first or numbers, numbers
 
     def ahead(self, number: float) -> Iterator[float]:
-        """Yield later values of a counter."""
-        return (number + (2**i if self.stays else i) for i in range(50 if self.stays else _AHEAD))
+        """Yield later values of a counter, the last one first where it stays so."""
+        return (
+            number + (2 ** (50 - i) if self.stays else i)
+            for i in range(50 if self.stays else _AHEAD)
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -347,23 +352,26 @@ class Loops:
     def condition(
         self,
         about: tuple[Any, ...],
-        holds_at: Callable[..., bool],
+        holds_at: Callable[..., Any],
         collection: Any,
-        *values: float,
-    ) -> bool:
-        """Return whether a condition holds.
+        *given: Any,
+    ) -> Any:
+        """Return whether a condition holds; for a few numbers, whether each does, or a number's place
+        among them.
 
         Args:
             about: what is known of it from its code.
             holds_at: tells whether it does, or would with other values.
             collection: that a number is looked for in; ``None`` in other conditions.
-            values: the variables that it compares.
+            given: the variables that it compares.
         """
-        holds = holds_at(*values)
+        shown = str(holds := holds_at(*given))
+        values = tuple(each if type(each) in _NUMBERS else 0 for each in given)
         place = about, sys._getframe(2).f_lineno
         known = self._conditions.get(place)
         if known is None:
             known = self._conditions[place] = _Condition(*about)
+            known.stays |= type(holds) is not bool
         step = self.trained()[0]
         if known.later is not None:
             # What follows may have set the next time.
@@ -373,7 +381,7 @@ class Loops:
                 return known.later
             known.later = None
         if collection is None and (self.has_stepped or not known.repeats):
-            known.seen.add(holds)
+            known.seen.add(shown)
         is_met = len(known.seen) > 1 or (collection and holds)
         if is_met:
             self.waiting.pop(known.line, None)
@@ -384,12 +392,15 @@ class Loops:
         before = known.last or values
         known.met(step, values)
         risen = [i for i, each in enumerate(values) if each > known.first[i]]
-        if not known.rises or (known.leaves and not holds) or not risen:
+        if not known.rises or (known.leaves and holds is False) or not risen:
             return holds
         counter, value = risen[0], values[risen[0]]
 
+        def at(value: float) -> Any:
+            return holds_at(*given[:counter], value, *given[counter + 1 :])
+
         def is_other(value: float) -> bool:
-            return holds_at(*values[:counter], value, *values[counter + 1 :]) is not holds
+            return str(at(value)) != shown
 
         loops = [
             each for each in self._running if value in each.numbers[each.given - 1 : each.given]
@@ -414,9 +425,9 @@ class Loops:
             if not known.repeats:
                 known.seen = {True, False}
             known.repeats = False
-            known.later = not holds if known.stays else None
+            known.later = at(found) if known.stays else None
             self.turned[f"{known.line}, at {value:,}"] = self._recorder.now()
-            return not holds
+            return at(found)
         return holds
 
     def due(self, place: str) -> bool:
@@ -505,11 +516,13 @@ def _shown(items: Any) -> Any:
 
 
 def _are_numbers(collection: Any, *values: Any) -> bool:
-    return all(type(each) in (int, float) for each in values) and (
-        collection is None
-        or (
-            isinstance(collection, Collection)
-            and len(collection) <= _LARGEST
-            and {int} == set(map(type, collection))
-        )
+    """Whether these are numbers, or some beside a few in an array or a list."""
+    kinds = {*map(type, values)}
+    if kinds - _NUMBERS:
+        is_mixed = kinds & _NUMBERS and kinds <= {*_NUMBERS, list, np.ndarray}
+        return bool(is_mixed) and all(np.size(each) <= _LARGEST for each in values)
+    return collection is None or (
+        isinstance(collection, Collection)
+        and len(collection) <= _LARGEST
+        and {int} == set(map(type, collection))
     )

@@ -333,6 +333,21 @@ for _ in range(9):
         0,
         200,
     ),
+    "ended_schedule": Case(  # the last batch by arrays of numbers of steps: weights, gradients, batch, output
+        """
+import bisect, numpy
+model, it, ends = wide(1), 0, numpy.cumsum([1000, 1000])
+optimizer = torch.optim.SGD(model.parameters())
+while it < 5000:
+    it += 1
+    is_early = not (it > ends).all()
+    rows = 64 * is_early + 8192 * bisect.bisect([1500], it)
+    step(optimizer, model(torch.randn(rows, 4096).cuda()).mean())
+""",
+        2 * 64 + 2 * 128,
+        2 * 64 + 3 * 128 + WORKSPACE + 4,
+        "(it > ends)",
+    ),
     "phases": Case(  # the last of two networks that train: as "generator"
         """
 def train(model):
