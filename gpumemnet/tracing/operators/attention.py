@@ -40,10 +40,8 @@ from gpumemnet.physics.attention_kernels import (
 from gpumemnet.torch_private.names import aten
 from gpumemnet.tracing.operators.elementwise import adding_in_place, copy_bytes
 from gpumemnet.tracing.operators.rules import (
-    OVERRIDES,
     SCRATCH_RULES,
     Call,
-    Override,
     Platform,
     Scratch,
     ceil_div,
@@ -56,7 +54,7 @@ _MASKED: Final = {CUDNN: -65504.0}
 """Kernel → what a masked position adds to its score; minus infinity for the others."""
 
 
-def _attention(
+def attention(
     platform: Platform,
     original: Callable[..., Tensor],
     query: Tensor,
@@ -69,6 +67,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
+    """Run scaled-dot-product attention by the kernel that the platform takes."""
     requires_grad = torch.is_grad_enabled() and (
         query.requires_grad or key.requires_grad or value.requires_grad
     )
@@ -296,9 +295,6 @@ def _safe_softmax(call: Call) -> tuple[Scratch, ...]:
     return exactly(KIND, scores.numel(), rows, scores.element_size())
 
 
-OVERRIDES.append(
-    Override(aten.scaled_dot_product_attention.default, _attention, depends_on_gpu=True)
-)
 SCRATCH_RULES.update(
     {
         aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,

@@ -33,13 +33,16 @@ from gpumemnet.physics.element_types import (
 )
 from gpumemnet.torch_private import training
 from gpumemnet.torch_private.names import (
+    aten,
     find_operator,
     is_view,
+    overriding_kernels,
     replaced,
     schema,
     without_function_modes,
 )
-from gpumemnet.tracing.operators.rules import OVERRIDES, Override, Platform, overriding
+from gpumemnet.tracing.operators.attention import attention
+from gpumemnet.tracing.operators.rules import OVERRIDES, Kernel, Platform
 
 _CASTABLE: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
@@ -52,35 +55,31 @@ def forget_casts() -> None:
     _casts.clear()
 
 
-def autocast_overrides() -> tuple[Override, ...]:
-    """Return the overrides of this module, without operators that this version of PyTorch lacks."""
-    return (
-        *_overrides(LOWER_PRECISION, lambda operator: _lower_precision),
-        *_overrides(FLOAT32, lambda operator: _float32),
-        *_overrides(
+def autocast_overrides() -> dict[Any, Kernel]:
+    """Return the kernels that cast, without operators that this version of PyTorch lacks."""
+    return {
+        **_overrides(LOWER_PRECISION, lambda operator: _lower_precision),
+        **_overrides(FLOAT32, lambda operator: _float32),
+        **_overrides(
             FLOAT32_RESULT, lambda operator: partial(_float32_result, _dtype_position(operator))
         ),
-        *_overrides(
+        **_overrides(
             FLOAT32_APPENDED,
             lambda operator: partial(
                 _float32_appended, find_operator(FLOAT32_APPENDED[_name(operator)])
             ),
         ),
-        *_overrides(PROMOTE, lambda operator: _promote),
-        *_overrides(BANNED, lambda operator: _banned),
-    )
+        **_overrides(PROMOTE, lambda operator: _promote),
+        **_overrides(BANNED, lambda operator: _banned),
+    }
 
 
-def _overrides(
-    names: Iterable[str], kernel_of: Callable[[Any], Callable[..., Any]]
-) -> Iterator[Override]:
-    for name in names:
-        operator = find_operator(name)
-        if operator is not None:
-            yield Override(operator, _in_region(kernel_of(operator)))
+def _overrides(names: Iterable[str], kernel_of: Callable[[Any], Kernel]) -> dict[Any, Kernel]:
+    operators = filter(None, map(find_operator, names))
+    return {operator: _in_region(kernel_of(operator)) for operator in operators}
 
 
-def _in_region(kernel: Callable[..., Any]) -> Callable[..., Any]:
+def _in_region(kernel: Kernel) -> Kernel:
     """Return a kernel that runs ``kernel`` inside a region of autocast, and the operator itself
     elsewhere."""
 
@@ -212,9 +211,19 @@ def cuda_kernels(platform: Platform) -> Iterator[None]:
 
     Autocast casts before any other kernel sees a tensor's type.
     """
-    overrides = [*autocast_overrides(), *OVERRIDES]
-    with _cuda_autocast(platform), training.gpu_optimizers(), overriding(overrides, platform):
+    own: dict[Any, Kernel] = {
+        aten.scaled_dot_product_attention.default: partial(attention, platform),
+        **OVERRIDES,
+    }
+    casts = autocast_overrides()
+    both = {each: _cast_first(casts[each], own[each]) for each in casts.keys() & own.keys()}
+    kernels = overriding_kernels({**own, **casts, **both})
+    with _cuda_autocast(platform), training.gpu_optimizers(), kernels:
         yield
+
+
+def _cast_first(cast: Kernel, kernel: Kernel) -> Kernel:
+    return lambda original, *args, **kwargs: cast(partial(kernel, original), *args, **kwargs)
 
 
 @contextmanager
@@ -228,7 +237,12 @@ def _cuda_autocast(platform: Platform) -> Iterator[None]:
     enabled, dtype = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
     replacements = (
         (training.AMP_UNAVAILABLE, lambda: False),
-        (training.BF16_SUPPORT, _bf16_support(platform)),
+        (
+            training.BF16_SUPPORT,
+            lambda including_emulation=True: (
+                including_emulation or platform.compute_capability[0] >= 8
+            ),
+        ),
         (training.CLEAR_AUTOCAST_CACHE, _clearing(training.CLEAR_AUTOCAST_CACHE.value())),
         (training.AUTOCAST_CAST, _cast_as_cuda(training.AUTOCAST_CAST.value())),
         (training.CHECKPOINT_DEVICE, _cuda_for_meta(training.CHECKPOINT_DEVICE.value())),
@@ -243,13 +257,6 @@ def _cuda_autocast(platform: Platform) -> Iterator[None]:
             torch.set_autocast_enabled("cuda", enabled)
             torch.set_autocast_dtype("cuda", dtype)
             forget_casts()
-
-
-def _bf16_support(platform: Platform) -> Callable[..., bool]:
-    def is_bf16_supported(including_emulation: bool = True) -> bool:
-        return including_emulation or platform.compute_capability[0] >= 8
-
-    return is_bf16_supported
 
 
 def _clearing(original: Callable[[], None]) -> Callable[[], None]:

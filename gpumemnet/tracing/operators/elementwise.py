@@ -72,7 +72,6 @@ from gpumemnet.tracing.operators.rules import (
     OVERRIDES,
     SCRATCH_RULES,
     Call,
-    Override,
     Rule,
     Scratch,
     ceil_div,
@@ -446,17 +445,17 @@ def _is_held_once(tensor: Tensor) -> bool:
     )
 
 
-OVERRIDES.extend(
-    (
-        Override(aten.dropout.default, _dropout),
-        Override(aten.mish_backward.default, _mish_backward),
-        Override(aten.add.Tensor, _add),
-        Override(aten.linear.default, _linear),
-        Override(aten.index_put.default, partial(_in_backward, aten.index_put_.default)),
-        Override(aten.scatter_add.default, partial(_in_backward, aten.scatter_add_.default)),
-        Override(aten.scatter.src, partial(_in_backward, aten.scatter_.src)),
-        Override(aten.index_add.default, partial(_in_backward, aten.index_add_.default)),
-    )
+OVERRIDES.update(
+    {
+        aten.dropout.default: _dropout,
+        aten.mish_backward.default: _mish_backward,
+        aten.add.Tensor: _add,
+        aten.linear.default: _linear,
+        aten.index_put.default: partial(_in_backward, aten.index_put_.default),
+        aten.scatter_add.default: partial(_in_backward, aten.scatter_add_.default),
+        aten.scatter.src: partial(_in_backward, aten.scatter_.src),
+        aten.index_add.default: partial(_in_backward, aten.index_add_.default),
+    }
 )
 
 

@@ -27,7 +27,6 @@ from gpumemnet.tracing.operators.rules import (
     OVERRIDES,
     SCRATCH_RULES,
     Call,
-    Override,
     Scratch,
     exactly,
     tensor_bytes,
@@ -300,17 +299,17 @@ class _CtcLoss(torch.autograd.Function):
         return gradient, None, None, None
 
 
-OVERRIDES.extend(
-    (
-        Override(aten._ctc_loss.default, _ctc_loss),
-        Override(aten._ctc_loss.Tensor, _ctc_loss),
-        Override(aten.lstm.input, partial(_layers, "lstm")),
-        Override(aten.lstm.data, partial(_packed_layers, "lstm")),
-        Override(aten.gru.input, partial(_layers, "gru")),
-        Override(aten.gru.data, partial(_packed_layers, "gru")),
-        Override(aten.lstm_cell.default, _lstm_cell),
-        Override(aten.gru_cell.default, _gru_cell),
-    )
+OVERRIDES.update(
+    {
+        aten._ctc_loss.default: _ctc_loss,
+        aten._ctc_loss.Tensor: _ctc_loss,
+        aten.lstm.input: partial(_layers, "lstm"),
+        aten.lstm.data: partial(_packed_layers, "lstm"),
+        aten.gru.input: partial(_layers, "gru"),
+        aten.gru.data: partial(_packed_layers, "gru"),
+        aten.lstm_cell.default: _lstm_cell,
+        aten.gru_cell.default: _gru_cell,
+    }
 )
 
 

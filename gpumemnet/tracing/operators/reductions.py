@@ -47,7 +47,6 @@ from gpumemnet.tracing.operators.rules import (
     OVERRIDES,
     SCRATCH_RULES,
     Call,
-    Override,
     Platform,
     Scratch,
     ceil_div,
@@ -403,13 +402,13 @@ def _cast_inside(
     return original(input, dim, dtype)
 
 
-OVERRIDES.extend(
-    (
-        Override(aten.batch_norm.default, _run_batch_norm),
-        Override(aten.rms_norm.default, _run_rms_norm),
-        Override(aten.softmax.int, partial(_cast_inside, aten._softmax.default)),
-        Override(aten.log_softmax.int, partial(_cast_inside, aten._log_softmax.default)),
-    )
+OVERRIDES.update(
+    {
+        aten.batch_norm.default: _run_batch_norm,
+        aten.rms_norm.default: _run_rms_norm,
+        aten.softmax.int: partial(_cast_inside, aten._softmax.default),
+        aten.log_softmax.int: partial(_cast_inside, aten._log_softmax.default),
+    }
 )
 
 

@@ -1,7 +1,7 @@
 """What a rule of an operator is: a kernel that replaces its own on meta tensors, or the scratch
 memory that it takes on CUDA.
 
-Replacing kernels (:class:`Override`) are registered with PyTorch's dispatcher under the autograd
+Replacing kernels (:data:`OVERRIDES`) are registered with PyTorch's dispatcher under the autograd
 key of meta tensors, ahead of autograd, so that autograd saves what it would save on CUDA.  They run
 for calls from Python and from C++, also inside ``multi_head_attention_forward``, and only for meta
 tensors.  The operator's own kernel is reached through the autograd key that no device uses.
@@ -13,17 +13,15 @@ PyTorch's CUDA sources compute it from the operator's arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final
 
 from torch import Tensor
 
 from gpumemnet.cudnn.session import OFF, CudnnSession, open_session
 from gpumemnet.gpu import DeviceProfile
-from gpumemnet.torch_private.names import OpOverload, overriding_kernels, schema
+from gpumemnet.torch_private.names import OpOverload, schema
 from gpumemnet.tracing.api import TraceOptions
 
 Operator = Any
@@ -96,49 +94,9 @@ def with_cudnn(platform: Platform, cudnn: str) -> tuple[Platform, tuple[str, ...
     return replace(platform, cudnn=session), notes
 
 
-@dataclass(frozen=True, slots=True)
-class Override:
-    """One operator's kernel.
-
-    Attributes:
-        operator: the ``OpOverload``.
-        kernel: the kernel that runs instead.
-        depends_on_gpu: whether the kernel takes the platform as its first argument.
-    """
-
-    operator: Operator
-    kernel: Kernel
-    depends_on_gpu: bool = False
-
-
-OVERRIDES: Final[list[Override]] = []
-"""The kernels that differ on CUDA; each family's module adds its own."""
-
-
-@contextmanager
-def overriding(overrides: Sequence[Override], platform: Platform) -> Iterator[None]:
-    """Context in which the kernels run; of several for one operator, each sees the next one as the
-    original."""
-    by_operator: dict[Operator, list[Kernel]] = {}
-    for override in overrides:
-        kernel = override.kernel
-        by_operator.setdefault(override.operator, []).append(
-            partial(kernel, platform) if override.depends_on_gpu else kernel
-        )
-    with overriding_kernels(
-        {operator: _chained(kernels) for operator, kernels in by_operator.items()}
-    ):
-        yield
-
-
-def _chained(kernels: Sequence[Kernel]) -> Kernel:
-    def run(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        call = original
-        for kernel in reversed(kernels):
-            call = partial(kernel, call)
-        return call(*args, **kwargs)
-
-    return run
+OVERRIDES: Final[dict[Operator, Kernel]] = {}
+"""The kernels that differ on CUDA, by ``OpOverload``; each family's module adds its own.  A kernel
+is called as in :func:`~gpumemnet.torch_private.names.overriding_kernels`."""
 
 
 @dataclass(frozen=True, slots=True)
