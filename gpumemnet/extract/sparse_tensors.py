@@ -119,15 +119,6 @@ def _coalesced(tensor: Tensor) -> Tensor:
     return _made(parts, tensor.size(), _COO, True)
 
 
-def _scaled(tensor: Any, other: Any = None) -> Any:
-    """A sparse tensor times a number, or another function of its values that keeps zeros."""
-    if not isinstance(tensor, Tensor) or (isinstance(other, Tensor) and other.ndim):
-        return NotImplemented
-    return meta_copy(
-        tensor, dtype=tensor.dtype if other is None else torch.result_type(tensor, other)
-    )
-
-
 def _dense(arguments: Mapping[str, Any]) -> Tensor:
     tensor = arguments["self"]
     return torch.empty(tensor.shape, dtype=arguments.get("dtype") or tensor.dtype, device="meta")
@@ -145,13 +136,9 @@ _RULES: Final[Mapping[str, _Rule]] = {
     "aten::sparse_mask": lambda given: meta_copy(given["mask"], dtype=given["self"].dtype),
     "aten::add_": lambda given: NotImplemented if is_sparse(given["self"]) else given["self"],
     "aten::_coalesce": lambda given: _coalesced(given["self"]),
-    "aten::clone": lambda given: meta_copy(given["self"]),
-    "aten::_to_copy": lambda given: meta_copy(given["self"], dtype=given.get("dtype")),
     **dict.fromkeys(
-        ("aten::mul", "aten::div"), lambda given: _scaled(given["self"], given["other"])
-    ),
-    **dict.fromkeys(
-        ("aten::neg", "aten::abs", "aten::relu", "aten::sqrt"), lambda given: _scaled(given["self"])
+        ("aten::clone", "aten::_to_copy"),
+        lambda given: meta_copy(given["self"], dtype=given.get("dtype")),
     ),
 }
 """Operator → the rule for its arguments by name."""
