@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 
 from gpumemnet.errors import InvalidRequestError, did_you_mean
-from gpumemnet.job.layers import describe
+from gpumemnet.job.layers import check_choice, describe
 from gpumemnet.units import GIB, MIB
 
 from .families import FAMILY_NAMES, Feature, family
@@ -144,11 +144,7 @@ def load_recipe(name_or_path: str) -> Recipe:
 
 def _recipe(document: object, name: str, digest: str) -> Recipe:
     top = _mapping(document, "", ("name", "family", "features", "options", "memory", "work"))
-    family_name = top.get("family")
-    if family_name not in FAMILY_NAMES:
-        raise InvalidRequestError(
-            f"must be one of {', '.join(FAMILY_NAMES)}, not {describe(family_name)}", "family"
-        )
+    family_name = check_choice(top.get("family"), FAMILY_NAMES, "family")
     family_features = family(family_name).FEATURES
     features = _mapping(top.get("features"), "features", tuple(family_features))
     options = _mapping(top.get("options"), "options", tuple(OPTIONS))

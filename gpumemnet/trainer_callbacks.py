@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gpumemnet.client import URL_VARIABLE, Client
 from gpumemnet.errors import GpumemnetError, InvalidRequestError, JobDoesNotFitError
 from gpumemnet.gpu import NO, VERDICT_TEXTS, YES, DeviceProfile, find_profile, verdict
-from gpumemnet.job.layers import describe
+from gpumemnet.job.layers import check_choice
 from gpumemnet.named.catalogue import NamedModel
 from gpumemnet.named.fit import FitAnswer, fit
 from gpumemnet.site.observations import Observation, observation_to_dict
@@ -136,11 +136,7 @@ class MemoryCheck:
         sequence_length: int | None = None,
         observations: str | Path | None = None,
     ) -> None:
-        if on_misfit not in ON_MISFIT:
-            allowed = ", ".join(ON_MISFIT)
-            raise InvalidRequestError(
-                f"must be one of {allowed}, not {describe(on_misfit)}", "on_misfit"
-            )
+        check_choice(on_misfit, ON_MISFIT, "on_misfit")
         super().__init__()
         self.on_misfit, self.gpu = on_misfit, gpu
         self.sequence_length, self.observations = sequence_length, observations

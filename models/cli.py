@@ -11,6 +11,7 @@ import typer
 from gpumemnet.cli.options import AsJson, RegistryFolder, Seed
 from gpumemnet.cli.output import print_json, print_result, progress_bar
 from gpumemnet.errors import DatasetError, InvalidRequestError
+from gpumemnet.job.layers import check_choice
 from gpumemnet.predict.bundle import check_replaceable
 from gpumemnet.predict.bundle_card import ENCODERS
 
@@ -117,8 +118,8 @@ def evaluate(
 
 
 def _encoders(asked: list[str] | None) -> list[str]:
-    if unknown := [one for one in asked or () if one not in ENCODERS]:
-        raise InvalidRequestError(f"must be {' or '.join(ENCODERS)}, not {unknown[0]}", "encoder")
+    for one in asked or ():
+        check_choice(one, ENCODERS, "encoder")
     return [one for one in ENCODERS if not asked or one in asked]
 
 

@@ -35,6 +35,7 @@ from gpumemnet.batch.part_predictions import BatchOptions, PartPredictor
 from gpumemnet.batch.parts import Part, divide
 from gpumemnet.errors import DatasetError, InvalidRequestError
 from gpumemnet.job.job_files import find_files, format_of, import_pyarrow
+from gpumemnet.job.layers import check_choice
 from gpumemnet.sandbox.process import end_with_parent
 
 ENGINES: Final = ("local", "ray")
@@ -93,8 +94,7 @@ def predict_files(
         MissingExtraError: when a package is not installed.
     """
     import_pyarrow("predicting into a file")
-    if engine not in ENGINES:
-        raise InvalidRequestError(f"must be one of {', '.join(ENGINES)}, not {engine!r}", "engine")
+    check_choice(engine, ENGINES, "engine")
     if workers is not None and workers < 1:
         raise InvalidRequestError(f"must be at least 1, not {workers}", "workers")
     output_format = format_of(out, "out")

@@ -14,7 +14,7 @@ from itertools import repeat
 from typing import Any, Final, NamedTuple
 
 from gpumemnet.atomic_files import shipped_json
-from gpumemnet.errors import InvalidJobError
+from gpumemnet.errors import InvalidJobError, InvalidRequestError
 
 MAX_LAYERS: Final = 20_000
 """Most layers of one job."""
@@ -57,6 +57,20 @@ def check_count(value: object, field: str, minimum: int = 0, maximum: int = MAX_
     if not minimum <= value <= maximum:
         raise InvalidJobError(
             f"must be between {minimum} and {maximum}, not {describe(value)}", field
+        )
+    return value
+
+
+def check_choice(value: object, choices: Iterable[object], field: str) -> str:
+    """Returns ``value`` if it is one of the choices.
+
+    Raises:
+        InvalidRequestError: names ``field`` and the choices.
+    """
+    names = [str(choice) for choice in choices]
+    if not isinstance(value, str) or value not in names:
+        raise InvalidRequestError(
+            f"must be one of {', '.join(names)}, not {describe(value)}", field
         )
     return value
 

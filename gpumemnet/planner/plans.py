@@ -29,7 +29,7 @@ from typing import Any, Final
 
 from gpumemnet.atomic_files import Document, from_json, stated_json
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.job.layers import describe
+from gpumemnet.job.layers import check_choice, describe
 from gpumemnet.tracing.api import TraceRequest
 from gpumemnet.tracing.result import TraceAnswer, answer_to_dict
 from gpumemnet.units import GIB
@@ -184,10 +184,7 @@ class PlanRequest:
     with_alternatives: bool = True
 
     def __post_init__(self) -> None:
-        if self.planner not in PLANNERS:
-            raise InvalidRequestError(
-                f"must be one of {', '.join(PLANNERS)}, not {describe(self.planner)}", "planner"
-            )
+        check_choice(self.planner, PLANNERS, "planner")
         options = self.trace.options
         if options.parallel != "none":
             raise InvalidRequestError(
@@ -255,11 +252,7 @@ def checked_decisions(document: object, field: str = "decisions") -> dict[str, D
             f"must be an object of decisions by module, not {describe(document)}", field
         )
     for name, value in document.items():
-        if value not in list(Decision):
-            raise InvalidRequestError(
-                f"must be one of {', '.join(Decision)}, not {describe(value)}",
-                f"{field}[{describe(name)}]",
-            )
+        check_choice(value, Decision, f"{field}[{describe(name)}]")
     return {str(name): Decision(value) for name, value in document.items()}
 
 

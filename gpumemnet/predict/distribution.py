@@ -22,7 +22,7 @@ import numpy as np
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.job_table import Array, Indices
-from gpumemnet.job.layers import describe
+from gpumemnet.job.layers import check_choice, describe
 from gpumemnet.units import GIB, MIB
 
 _FEW_PAIRS: Final = 2**14
@@ -254,8 +254,5 @@ def named_bins(name: str) -> BinScheme:
     Raises:
         InvalidRequestError: when the name is unknown; the message lists the names.
     """
-    if not isinstance(name, str) or name not in PUBLISHED_BINS:
-        raise InvalidRequestError(
-            f"must be one of {', '.join(PUBLISHED_BINS)}, not {describe(name)}", "bins"
-        )
+    check_choice(name, PUBLISHED_BINS, "bins")
     return PUBLISHED_BINS[name]

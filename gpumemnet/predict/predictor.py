@@ -28,7 +28,7 @@ from gpumemnet.errors import (
 from gpumemnet.gpu import GENERIC_BLAS_WORKSPACE_BYTES
 from gpumemnet.job.job_table import Array, Flags, Indices, JobTable
 from gpumemnet.job.json_codec import ReadJobs
-from gpumemnet.job.layers import describe
+from gpumemnet.job.layers import check_choice, describe
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.physics.replicas import added_by_replicas
 from gpumemnet.predict.bundle import (
@@ -411,12 +411,8 @@ class Predictor:
         Raises:
             InvalidRequestError: when no model has that encoder.
         """
-        model = self._models.get(encoder or next(iter(self._models)))
-        if model is None:
-            raise InvalidRequestError(
-                f"must be one of {', '.join(self._models)}, not {describe(encoder)}", "encoder"
-            )
-        return model
+        encoder = encoder or next(iter(self._models))
+        return self._models[check_choice(encoder, self._models, "encoder")]
 
     def refusals(self, table: JobTable, encoder: str | None = None) -> dict[int, FieldError]:
         """Every row that the model cannot predict → the error: a family that it has not learned,

@@ -21,7 +21,7 @@ from gpumemnet.errors import InvalidRequestError, MissingExtraError
 from gpumemnet.extract.extraction import DEFAULT_GPU, check_batch_size
 from gpumemnet.extract.factory import build, factory_request, source_code
 from gpumemnet.gpu import DeviceProfile, asked_profile, find_profile
-from gpumemnet.job.layers import describe
+from gpumemnet.job.layers import check_choice, describe
 from gpumemnet.job.training_job import TrainingOptions
 from gpumemnet.physics.element_types import SCALED_PRECISIONS
 from gpumemnet.sandbox.process import Progress, ask
@@ -119,10 +119,8 @@ class TraceOptions(TrainingOptions):
         TrainingOptions.__post_init__(self)
         for name, choices in (("loss", LOSSES), ("zero_grad", ZERO_GRAD), ("parallel", PARALLEL)):
             value = getattr(self, name)
-            if (name != "loss" or isinstance(value, str)) and value not in choices:
-                raise InvalidRequestError(
-                    f"must be one of {', '.join(choices)}, not {describe(value)}", name
-                )
+            if name != "loss" or isinstance(value, str):
+                check_choice(value, choices, name)
         if self.own_optimizer is not None and self.optimizer_settings:
             name = next(iter(self.optimizer_settings))
             raise InvalidRequestError(

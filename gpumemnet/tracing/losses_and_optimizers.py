@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from gpumemnet.errors import ExtractError, InvalidRequestError
 from gpumemnet.extract.module_calls import tensors_in
-from gpumemnet.job.layers import describe
+from gpumemnet.job.layers import check_choice, describe
 from gpumemnet.physics.optimizers import OPTIMIZER_RULES, torch_call
 from gpumemnet.sandbox.user_code import definition
 from gpumemnet.torch_private.names import is_torch_loss
@@ -276,11 +276,7 @@ def optimizer_factory(
     """
     optimizer = options.optimizer if options.own_optimizer is None else options.own_optimizer
     if isinstance(optimizer, str):
-        if optimizer not in OPTIMIZER_RULES:
-            raise InvalidRequestError(
-                f"must be one of {', '.join(OPTIMIZER_RULES)}, not {describe(optimizer)}",
-                "optimizer",
-            )
+        check_choice(optimizer, OPTIMIZER_RULES, "optimizer")
         return named_optimizer(
             optimizer, options.optimizer_implementation, options.optimizer_settings
         )

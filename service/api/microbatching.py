@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from gpumemnet.errors import InvalidRequestError
-from gpumemnet.job.layers import describe
+from gpumemnet.job.layers import check_choice
 from gpumemnet.units import ceil_mib
 
 from .handlers import (
@@ -161,10 +160,7 @@ def text_fields(query: bytes) -> tuple[str, ...]:
     """
     names = [name for value in read_query(query, "field") for name in value.split(",")]
     for name in names:
-        if name not in TEXT_FIELDS:
-            raise InvalidRequestError(
-                f"must be one of {', '.join(TEXT_FIELDS)}, not {describe(name)}", "field"
-            )
+        check_choice(name, TEXT_FIELDS, "field")
     return tuple(names) or TEXT_FIELDS[:1]
 
 

@@ -25,7 +25,7 @@ from pydantic import (
 )
 from pydantic.json_schema import JsonSchemaValue
 
-from gpumemnet.job.layers import describe
+from gpumemnet.job.layers import check_choice
 from gpumemnet.predict import gpu_fit, largest_batch, prediction
 from gpumemnet.predict.bundle_card import ENCODERS
 from gpumemnet.predict.distribution import DEFAULT_TOP_BYTES, MAX_BINS, PUBLISHED_BINS
@@ -71,9 +71,7 @@ class OneOf(GroupedMetadata):
         yield WithJsonSchema({"type": "string", "enum": list(self._names)})
 
     def _check(self, text: str) -> str:
-        if text not in self._names:
-            raise ValueError(f"must be one of {', '.join(self._names)}, not {describe(text)}")
-        return text
+        return check_choice(text, self._names, "")
 
 
 def described(
