@@ -17,33 +17,57 @@ import os.path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpumemnet.client import Client
-    from gpumemnet.errors import GpumemnetError
-    from gpumemnet.extract.placement import large_tensors_on_meta
-    from gpumemnet.gpu import DeviceProfile, device_profile, device_profiles
-    from gpumemnet.job.job_table import JobTable
-    from gpumemnet.job.json_codec import job_from_dict, job_from_json, job_to_dict, job_to_json
-    from gpumemnet.job.layers import Layer
-    from gpumemnet.job.training_job import TrainingJob, TrainingOptions
-    from gpumemnet.named.fit import fit
-    from gpumemnet.planner.api import plan
-    from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
-    from gpumemnet.predict.bundle_card import BundleCard
-    from gpumemnet.predict.distribution import PUBLISHED_BINS, BinScheme, bins_of_width, named_bins
+    # Each is imported under its own name, which makes it public for type checkers.
+    # isort: off
+    from gpumemnet.client import Client as Client
+    from gpumemnet.errors import GpumemnetError as GpumemnetError
+    from gpumemnet.extract.placement import large_tensors_on_meta as large_tensors_on_meta
+    from gpumemnet.gpu import (
+        DeviceProfile as DeviceProfile,
+        device_profile as device_profile,
+        device_profiles as device_profiles,
+    )
+    from gpumemnet.job.job_table import JobTable as JobTable
+    from gpumemnet.job.json_codec import (
+        job_from_dict as job_from_dict,
+        job_from_json as job_from_json,
+        job_to_dict as job_to_dict,
+        job_to_json as job_to_json,
+    )
+    from gpumemnet.job.layers import Layer as Layer
+    from gpumemnet.job.training_job import (
+        TrainingJob as TrainingJob,
+        TrainingOptions as TrainingOptions,
+    )
+    from gpumemnet.named.fit import fit as fit
+    from gpumemnet.planner.api import plan as plan
+    from gpumemnet.predict.bundle import (
+        Bundle as Bundle,
+        load_bundle as load_bundle,
+        shipped_bundles as shipped_bundles,
+    )
+    from gpumemnet.predict.bundle_card import BundleCard as BundleCard
+    from gpumemnet.predict.distribution import (
+        PUBLISHED_BINS as PUBLISHED_BINS,
+        BinScheme as BinScheme,
+        bins_of_width as bins_of_width,
+        named_bins as named_bins,
+    )
     from gpumemnet.predict.features import (
-        FEATURE_COLUMNS,
-        SEQUENCE_COLUMNS,
-        feature_matrix,
-        layer_sequence,
+        FEATURE_COLUMNS as FEATURE_COLUMNS,
+        SEQUENCE_COLUMNS as SEQUENCE_COLUMNS,
+        feature_matrix as feature_matrix,
+        layer_sequence as layer_sequence,
     )
     from gpumemnet.predict.prediction import (
-        Prediction,
-        PredictionOptions,
-        PredictionTable,
+        Prediction as Prediction,
+        PredictionOptions as PredictionOptions,
+        PredictionTable as PredictionTable,
     )
-    from gpumemnet.predict.predictor import Predictor
-    from gpumemnet.tracing.api import trace
-    from gpumemnet.tracing.result import TraceAnswer
+    from gpumemnet.predict.predictor import Predictor as Predictor
+    from gpumemnet.tracing.api import trace as trace
+    from gpumemnet.tracing.result import TraceAnswer as TraceAnswer
+    # isort: on
 
 _MODULE_OF = {
     **dict.fromkeys(
@@ -76,42 +100,7 @@ _MODULE_OF = {
     "trace": "gpumemnet.tracing.api",
 }
 
-__all__ = [
-    "BinScheme",
-    "Bundle",
-    "BundleCard",
-    "Client",
-    "DeviceProfile",
-    "Prediction",
-    "PredictionOptions",
-    "PredictionTable",
-    "FEATURE_COLUMNS",
-    "GpumemnetError",
-    "JobTable",
-    "Layer",
-    "PUBLISHED_BINS",
-    "Predictor",
-    "SEQUENCE_COLUMNS",
-    "TraceAnswer",
-    "TrainingJob",
-    "TrainingOptions",
-    "bins_of_width",
-    "device_profile",
-    "device_profiles",
-    "feature_matrix",
-    "fit",
-    "job_from_dict",
-    "job_from_json",
-    "job_to_dict",
-    "job_to_json",
-    "large_tensors_on_meta",
-    "layer_sequence",
-    "load_bundle",
-    "named_bins",
-    "plan",
-    "shipped_bundles",
-    "trace",
-]
+__all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
@@ -123,7 +112,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__
 
 
 _COMPILED_FROM = f"{__path__[0]}/compiled_from{importlib.machinery.EXTENSION_SUFFIXES[0]}.json"
