@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
@@ -24,6 +24,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from gpumemnet.atomic_files import shipped_json
 from gpumemnet.errors import InvalidJobError
 from gpumemnet.job.job_table import Array, Flags, JobTable, OptionSet
 from gpumemnet.job.layers import GROUP_NAMES, LAYER_GROUPS
@@ -39,7 +40,7 @@ from gpumemnet.physics.optimizers import (
     optimizer_copies,
 )
 from gpumemnet.physics.saved_tensors import KIND_RULES
-from gpumemnet.physics.step_memory import SIZE_CLASSES, TOTALS, OptionNumbers, fill_totals
+from gpumemnet.physics.step_memory import TOTALS, OptionNumbers, fill_totals
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,81 +51,11 @@ class Column:
     meaning: str
 
 
-def _columns(meanings: Mapping[str, str]) -> tuple[Column, ...]:
-    return tuple(Column(name, meaning) for name, meaning in meanings.items())
-
-
-TOTAL_COLUMNS: Final = _columns(
-    {
-        "batch_size": "samples per forward pass",
-        "input_elements": "input elements per sample",
-        "total_parameters": "parameter elements",
-        "trainable_share": "share of the parameters that receives gradients",
-        "total_activations": "output elements per sample, summed over the layers",
-        "sequence_length": "tokens per sample; 0 where there is no sequence",
-        "gradient_accumulation": "forward-backward passes per optimizer step",
-        "is_checkpointed": "1 where every block's activations are recomputed",
-        "is_channels_last": "1 for the NHWC memory format",
-        "is_cudnn_benchmark": "1 where cuDNN tries all algorithms",
-        **{f"is_{family}": f"1 for the family {family}" for family in FAMILIES},
-        "is_autocast": "1 under autocast",
-        "is_scaled": "1 where a gradient scaler is at work",
-        "is_half": "1 where weights are kept in half precision",
-        "is_tf32": "1 for TF32 matrix products",
-        "is_foreach": "1 where the optimizer's step works on lists of tensors",
-        "is_fused": "1 where it is one kernel",
-        "is_factored": "1 for Adafactor, whose state is a row and a column per matrix",
-        "is_flash": "1 for the flash attention kernel",
-        "is_memory_efficient": "1 for the memory-efficient attention kernel",
-        "is_math": "1 where attention is computed step by step",
-        "traced_peak_bytes": "reserved bytes at the peak as a trace found them; 0 where nobody traced",
-        "weight_bytes": "bytes of the weights and of their cast copies",
-        "gradient_bytes": "bytes of the gradients",
-        "optimizer_state_bytes": "bytes that the optimizer keeps between steps",
-        "optimizer_temporary_bytes": "bytes that the optimizer's step needs on top",
-        "input_bytes": "bytes of the input batch",
-        "activation_bytes": "bytes of all layer outputs of the batch",
-    }
+TOTAL_COLUMNS, LAYER_COLUMNS = (
+    tuple(Column(name, meaning) for name, meaning in meanings.items())
+    for meanings in shipped_json("predict/feature_columns.json").values()
 )
-"""Columns that need only the totals."""
-
-LAYER_COLUMNS: Final = _columns(
-    {
-        "has_layers": "1 where the layer list is known; where it is 0 all columns below are 0",
-        "layer_count": "layers in all",
-        **{f"{group}_count": f"layers of the group {group}" for group in GROUP_NAMES},
-        **{
-            f"{part}_{size}_bytes": f"{meaning}, tensors of the size class {size}"
-            for part, meaning in (
-                ("weights", "packed bytes of the parameters"),
-                ("kept", "packed bytes kept for the backward pass"),
-                ("peak", "packed bytes at the peak of the step"),
-            )
-            for size in SIZE_CLASSES
-        },
-        **{
-            f"kept_by_{group}_bytes": f"packed bytes that layers of the group {group} keep"
-            for group in GROUP_NAMES
-        },
-        "resident_bytes": "packed bytes that stay from step to step",
-        "loss_bytes": "packed bytes on top of them at the loss",
-        "backward_bytes": "packed bytes on top of them at the fullest moment of the backward pass",
-        "step_bytes": "packed bytes during the optimizer's step",
-        "unfragmented_bytes": "packed bytes at the fullest moment, as if every free byte could be used again",
-        "attention_matrix_bytes": "bytes of all attention matrices that are computed one by one",
-        "logits_bytes": "bytes of the last layer's output as the loss takes it",
-        "largest_convolution_bytes": "bytes of the largest input and output of a convolution together",
-        "block_count": "checkpointed blocks",
-        "largest_activation_bytes": "bytes of the largest layer output",
-        "largest_weight_bytes": "bytes of the largest parameter",
-        "segment_bytes": "closed-form reserved bytes: the peaks and workspaces in whole segments",
-        "small_slack_bytes": "what is left free in the last small segment",
-        "medium_slack_bytes": "what is left free in the last medium segment",
-        "spare_medium_segments": "medium segments of the backward pass that the optimizer's step leaves free",
-        "reused_segments": "spare medium segments that gradients and optimizer state of large tensors (10 to 20 MiB) can take",
-    }
-)
-"""Columns that need the layer list."""
+"""Columns that need only the totals, and those that need the layer list."""
 
 FEATURE_COLUMNS: Final[tuple[Column, ...]] = TOTAL_COLUMNS + LAYER_COLUMNS
 FEATURE_NAMES: Final[tuple[str, ...]] = tuple(column.name for column in FEATURE_COLUMNS)
