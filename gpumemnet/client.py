@@ -128,7 +128,7 @@ def _prediction(document: Any) -> ServedPrediction:
     if probabilities.shape != (bins["count"],):
         raise ValueError("one probability per bin is expected")
     model = document["model"]
-    found: ServedPrediction = from_json(
+    return from_json(
         ServedPrediction,
         {
             **document,
@@ -139,7 +139,6 @@ def _prediction(document: Any) -> ServedPrediction:
             "model_sha256": model["sha256"],
         },
     )
-    return found
 
 
 def _result(result: Mapping[str, Any]) -> ServedPrediction | ServiceError:
@@ -235,8 +234,7 @@ class Client:
         """
 
         def read(document: Any) -> BatchSizes:
-            found: BatchSizes = from_json(BatchSizes, {**document, "device": None})
-            return found
+            return from_json(BatchSizes, {**document, "device": None})
 
         body = {"job": job_to_dict(job), **_given(options)}
         return self._ask("/v1/batch-sizes", read, body)

@@ -63,8 +63,7 @@ class SqueezeExcitation(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """The gated map."""
-        gated: Tensor = features * self.gate(features)
-        return gated
+        return features * self.gate(features)
 
 
 class PixelMlp(nn.Module):
@@ -119,12 +118,11 @@ class Level(nn.Module):
         """The decoder's output, as large as the encoder's."""
         skipped = self.encoder(features)
         returned = self.below(skipped)
-        decoded: Tensor = self.decoder(
+        return self.decoder(
             torch.cat((skipped, returned), dim=1)
             if self.lateral is None
             else self.lateral(skipped) + returned
         )
-        return decoded
 
 
 Modules = list[nn.Module]

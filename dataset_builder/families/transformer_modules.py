@@ -99,8 +99,7 @@ class Attention(nn.Module):
                 is_causal=self.causal,
                 enable_gqa=grouped,
             )
-        mixed: Tensor = self.output(attended.transpose(1, 2).flatten(2))
-        return mixed
+        return self.output(attended.transpose(1, 2).flatten(2))
 
 
 def rotation_table(length: int, head_size: int, device: torch.device) -> Tensor:
@@ -137,8 +136,7 @@ class FeedForward(nn.Module):
         inner = self.activation(self.inner(features))
         if self.gate is not None:
             inner = inner * self.gate(features)
-        outputs: Tensor = self.output(inner)
-        return outputs
+        return self.output(inner)
 
 
 class Branch(nn.Module):
@@ -158,8 +156,7 @@ class Branch(nn.Module):
         """``[batch, length, width]`` from the same; the inside is given ``context`` too."""
         inputs = self.norm(features) if self.normed_first else features
         features = features + self.dropout(self.inside(inputs, *context))
-        outputs: Tensor = features if self.normed_first else self.norm(features)
-        return outputs
+        return features if self.normed_first else self.norm(features)
 
 
 class Block(nn.Module):
@@ -182,8 +179,7 @@ class Block(nn.Module):
         features = self.attention(features, rotation)
         if self.cross is not None:
             features = self.cross(features, None, memory)
-        outputs: Tensor = self.feed_forward(features)
-        return outputs
+        return self.feed_forward(features)
 
 
 class Stack(nn.Module):
@@ -213,8 +209,7 @@ class Stack(nn.Module):
             if self.rotary_size
             else None
         )
-        outputs: Tensor = self.norm(self.blocks(self.entry(features), rotation, memory))
-        return outputs
+        return self.norm(self.blocks(self.entry(features), rotation, memory))
 
 
 class LearnedPositions(nn.Module):
@@ -242,8 +237,7 @@ class Patches(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """``[batch, 1 + patches, width]`` from ``[batch, channels, height, width]``."""
-        outputs: Tensor = self.token(self.projection(images).flatten(2).transpose(1, 2))
-        return outputs
+        return self.token(self.projection(images).flatten(2).transpose(1, 2))
 
 
 class ClassToken(nn.Module):
@@ -296,8 +290,7 @@ class Transformer(nn.Module):
             self.head is None
         ):  # tied: a separate module would hold the embedding's weights a second time
             return functional.linear(features, self.embedding.get_parameter("weight"))
-        logits: Tensor = self.head(features)
-        return logits
+        return self.head(features)
 
 
 def norm(architecture: TransformerArchitecture) -> nn.Module:

@@ -172,8 +172,7 @@ def encode(batches: list[pa.RecordBatch], output_format: str) -> bytes:
         with pa.ipc.new_stream(sink, answer_schema()) as writer:
             for batch in batches:
                 writer.write_batch(batch)
-        content: bytes = sink.getvalue().to_pybytes()
-        return content
+        return sink.getvalue().to_pybytes()
     lines = _csv_lines if output_format == "csv" else _json_lines
     return b"".join(lines(_without_dictionaries(batch)) for batch in batches if len(batch))
 

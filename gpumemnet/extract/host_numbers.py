@@ -137,7 +137,7 @@ class HostNumbers:
         real: Any = tree_map_only(Tensor, self.of, (args, named))
         if "device" in named:
             real[1]["device"] = _HOST
-        return real  # type: ignore[no-any-return]
+        return real
 
     def follow(
         self, func: Any, args: tuple[Any, ...], named: dict[str, Any], result: Any, *, writes: bool

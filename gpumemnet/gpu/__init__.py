@@ -492,8 +492,7 @@ def load_profile(path: Path) -> DeviceProfile:
         raise InvalidRequestError(
             f"{path} was not measured on a GPU: it comes from a rehearsal", "gpu"
         )
-    profile: DeviceProfile = _read(document.get("profile"), DeviceProfile, "profile")
-    return profile
+    return _read(document.get("profile"), DeviceProfile, "profile")
 
 
 def find_profile(name_or_path: str) -> DeviceProfile:

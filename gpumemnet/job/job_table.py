@@ -203,8 +203,7 @@ class JobTable(Rows[TrainingJob]):
         is_right &= has_none | (totals == sums).all(axis=0)
         is_right &= trainable <= largest
         numbers[stays_unstated] = 0.0
-        is_wrong: NDArray[np.bool_] = ~is_right
-        return is_wrong
+        return ~is_right
 
     @staticmethod
     def concatenate(tables: Sequence[JobTable]) -> JobTable:
@@ -249,8 +248,7 @@ class JobTable(Rows[TrainingJob]):
     def column(self, name: str) -> Array:
         """Values of the field ``name``, one of :data:`~gpumemnet.job.training_job.NUMBER_FIELDS`,
         shape ``[B]``."""
-        column: Array = self.numbers[_INDEX_OF_NUMBER[name]]
-        return column
+        return self.numbers[_INDEX_OF_NUMBER[name]]
 
     def options(self, name: str) -> list[Any]:
         """Value of the field ``name`` in each of :attr:`option_sets`."""
@@ -355,8 +353,7 @@ class Columns:
         own: Any = self
         rows = np.arange(len(self))[rows]
         taken = {each.name: _taken(getattr(own, each.name), rows) for each in fields(own)}
-        found: Self = replace(own, **taken)
-        return found
+        return replace(own, **taken)
 
     @classmethod
     def concatenate(cls, parts: Sequence[Self]) -> Self:

@@ -200,8 +200,7 @@ class Measurement:
             return None
         if self.steady_process_bytes is not None:
             return self.steady_process_bytes
-        label: int | None = getattr(self, label_column(self.label_source))
-        return label
+        return getattr(self, label_column(self.label_source))
 
 
 def label_column(label_source: str) -> str:

@@ -125,7 +125,7 @@ class Chain:
         swapping = np.flatnonzero(self.copy_seconds[each, choices].any(axis=1))
         if len(swapping):
             seconds[swapping] = self._seconds_with_copies(choices[swapping])
-        return np.asarray(seconds * self.passes + self.other_seconds)
+        return seconds * self.passes + self.other_seconds
 
     def _seconds_with_copies(self, choices: Indices) -> Array:
         """Return the seconds of one pass for each row of ``choices``."""
@@ -185,7 +185,7 @@ class Chain:
         changed = (amounts + self.gone_bytes[units, old][:, 0]) - self.gone_bytes[units, new][:, 0]
         if self.shared:
             changed += self._shared_gone_bytes(before) - self._shared_gone_bytes(after)
-        return np.asarray(changed)
+        return changed
 
     def _shared_gone_bytes(self, choices: Indices) -> Array:
         amounts = np.zeros((len(choices), len(self.live_bytes)))
@@ -198,16 +198,16 @@ class Chain:
 
     def peak_bytes(self, choices: Indices) -> Array:
         """Return the largest bytes of any region for each row of ``choices``."""
-        return np.asarray(self.region_bytes(choices).max(axis=1))
+        return self.region_bytes(choices).max(axis=1)
 
     def host_bytes_of(self, choices: Indices) -> Array:
         """Return the host memory for each row of ``choices``."""
-        return np.asarray(self.host_bytes[np.arange(self.units), choices].sum(axis=1))
+        return self.host_bytes[np.arange(self.units), choices].sum(axis=1)
 
     def fits(self, choices: Indices, limit_bytes: float) -> Flags:
         """Return which rows of ``choices`` fit both budgets."""
         fits_host = self.host_bytes_of(choices) <= self.host_limit_bytes
-        return np.asarray((self.peak_bytes(choices) <= limit_bytes) & fits_host)
+        return (self.peak_bytes(choices) <= limit_bytes) & fits_host
 
     def keep_all(self) -> Indices:
         """Return the choices that keep everything, shape ``[n]``."""
@@ -360,7 +360,7 @@ class _Memory:
 
     def _inside(self, start: int, end: int) -> Flags:
         """Return the regions within positions ``start`` to ``end``."""
-        return np.asarray((self._starts >= start) & (self._ends <= end))
+        return (self._starts >= start) & (self._ends <= end)
 
     def _absence(self, storage: int, number: int, option: Decision) -> tuple[int, int]:
         """Return the positions between which a unit does not hold a storage that it did; an empty

@@ -235,7 +235,7 @@ class Machine:
         rates, fallback = self.flops_per_second, self.flops_per_second["fp32"]
         computing = [each.flops / rates.get(each.element_type, fallback) for each in operators]
         moving = [each.moved_bytes / self.memory_bytes_per_second for each in operators]
-        return np.asarray(np.maximum(computing, moving))
+        return np.maximum(computing, moving)
 
 
 def find_machine(gpu: DeviceProfile | str, host_memory_bytes: int | None = None) -> Machine:

@@ -114,7 +114,7 @@ def _evict(chain: Chain, limit_bytes: float, usable: Flags) -> Indices | None:
 
 def _excess(amounts: Array, limit_bytes: float) -> Array:
     """Return the bytes above the limit, summed over the regions, for each row of ``amounts``."""
-    return np.asarray(np.maximum(amounts - limit_bytes, 0).sum(axis=1))
+    return np.maximum(amounts - limit_bytes, 0).sum(axis=1)
 
 
 def single_changes(chain: Chain, choices: Indices, usable: Flags | None = None) -> Indices:

@@ -98,8 +98,7 @@ class BundleCard:
     @property
     def provenance(self) -> str | None:
         """How the labels of the training data came about; ``None`` where the card does not say."""
-        stated: str | None = self.document["training_data"].get("provenance")
-        return stated
+        return self.document["training_data"].get("provenance")
 
 
 def parse_card(content: bytes, path: Path) -> BundleCard:
@@ -145,7 +144,7 @@ def parse_card(content: bytes, path: Path) -> BundleCard:
 
 def _card(document: Document) -> BundleCard:
     support = document["support"]
-    card: BundleCard = from_json(
+    return from_json(
         BundleCard,
         {
             **document,
@@ -160,7 +159,6 @@ def _card(document: Document) -> BundleCard:
             "document": document,
         },
     )
-    return card
 
 
 UNIT_COVERAGES: Final = (0.5, 0.9)
@@ -226,5 +224,4 @@ def spread_unit(bounds_bytes: Array, levels: tuple[int, int]) -> Array:
     """Each job's unit of spread in bytes, shape ``[B]``, from the shipped bounds, shape ``[B,
     L]``."""
     low, high = levels
-    unit: Array = np.maximum(bounds_bytes[:, high] - bounds_bytes[:, low], UNIT_FLOOR_BYTES)
-    return unit
+    return np.maximum(bounds_bytes[:, high] - bounds_bytes[:, low], UNIT_FLOOR_BYTES)

@@ -56,8 +56,7 @@ class MemoryDistribution:
     def _half_shares(self) -> Array:
         """Half of the factor that normalises each job's weights, shape ``[B]``: float32 weights do
         not sum exactly to one."""
-        shares: Array = 0.5 / np.add.reduce(self.weights, axis=1, dtype=np.float64)
-        return shares
+        return 0.5 / np.add.reduce(self.weights, axis=1, dtype=np.float64)
 
     def bin_probabilities(self, log_inner_edges: Array) -> Array:
         """Probabilities of the ``E + 1`` bins between ``E`` increasing inner edges; shape ``[B, E +
@@ -77,8 +76,7 @@ class MemoryDistribution:
         else:
             cumulative = self._sparse_cumulative(log_inner_edges)
         np.minimum(np.maximum(cumulative, 0.0), 1.0, out=cumulative)
-        probabilities: Array = cumulative[:, 1:] - cumulative[:, :-1]
-        return probabilities
+        return cumulative[:, 1:] - cumulative[:, :-1]
 
     def _sparse_cumulative(self, log_inner_edges: Array) -> Array:
         """P(memory ≤ edge) with the lowest and the highest edge of all, ``[B, E + 2]``."""
@@ -212,8 +210,7 @@ class BinScheme:
         """Index of the bin that holds each amount; amounts above the last edge fall into the open
         bin."""
         clipped = np.clip(amount_bytes, 0.0, float(self.width_bytes) * self.count)
-        indices: Indices = np.minimum(clipped // self.width_bytes, self.count - 1).astype(np.int64)
-        return indices
+        return np.minimum(clipped // self.width_bytes, self.count - 1).astype(np.int64)
 
 
 @lru_cache(maxsize=64)

@@ -272,8 +272,7 @@ class PredictionTable(Sequence[Prediction]):
     @property
     def bin_index(self) -> Indices:
         """Index of the most probable bin of each job."""
-        indices: Indices = self.probabilities.argmax(axis=1)
-        return indices
+        return self.probabilities.argmax(axis=1)
 
     @property
     def probabilities(self) -> Array:

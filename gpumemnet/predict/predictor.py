@@ -173,8 +173,7 @@ class BundleModel:
         if self.needs_layers:
             sequences, mask = layer_sequence(table)
             inputs |= {"sequences": sequences, "mask": mask.astype(np.float32)}
-        answer: list[Any] = self._session.run(GRAPH_OUTPUTS, inputs)
-        return answer
+        return self._session.run(GRAPH_OUTPUTS, inputs)
 
     def level(self, coverage: float) -> int:
         """Position of the smallest calibrated coverage that is at least ``coverage``.
@@ -309,8 +308,7 @@ def _searches(features: Array) -> Flags:
     filters, which jobs do not state.
     """
     may_convolve = (features[:, _CONVOLUTIONS] > 0) | (features[:, _HAS_LAYERS] == 0)
-    searches: Flags = (features[:, _BENCHMARK] > 0) & may_convolve
-    return searches
+    return (features[:, _BENCHMARK] > 0) & may_convolve
 
 
 def _are_numbers(weights: Floats, locations: Floats, scales: Floats, amounts: Floats) -> bool:
@@ -322,8 +320,7 @@ def _are_numbers(weights: Floats, locations: Floats, scales: Floats, amounts: Fl
 
 def _whole_bytes(amounts: Floats) -> Indices:
     """Amounts as the nearest integers."""
-    whole: Indices = np.minimum(np.rint(amounts), _MOST_BYTES).astype(np.int64)
-    return whole
+    return np.minimum(np.rint(amounts), _MOST_BYTES).astype(np.int64)
 
 
 @lru_cache(maxsize=64)

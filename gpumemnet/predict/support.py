@@ -171,8 +171,7 @@ def _other_shares(table: JobTable) -> Array:
     every, other = (
         np.bincount(owners, part, minlength=len(table)) for part in (amounts, amounts * is_other)
     )
-    shares: Array = other / np.maximum(every, 1.0)
-    return shares
+    return other / np.maximum(every, 1.0)
 
 
 def option_reasons(

@@ -270,8 +270,7 @@ def _amount(given: Mapping[str, Any], name: str) -> int | None:
             f"{MAX_BYTES // unit}, not {describe(amount)}",
             stated,
         )
-    whole: int = math.ceil(amount * unit)
-    return whole
+    return math.ceil(amount * unit)
 
 
 def _time(value: object) -> datetime | None:

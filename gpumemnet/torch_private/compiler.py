@@ -58,7 +58,7 @@ def compiled_module(module: nn.Module, forward: Callable[..., Any]) -> nn.Module
     """Return ``module`` as ``torch.compile`` does, with this forward pass."""
     shown: Any = _COMPILED_MODULE.value()(module, _CONTEXT.value()())
     shown.forward = forward
-    return shown  # type: ignore[no-any-return]
+    return shown
 
 
 def optimized(

@@ -240,8 +240,7 @@ def version(tensor: Tensor) -> int:
 def part_on_rank(tensor: Tensor) -> Tensor:
     """The part of ``tensor`` that this rank holds: all of it, unless it is sharded (a
     ``DTensor``)."""
-    held: Tensor = getattr(tensor, "_local_tensor", tensor)
-    return held
+    return getattr(tensor, "_local_tensor", tensor)
 
 
 STORAGE_RESIZE: Final[TorchName] = TorchName("torch:UntypedStorage.resize_")

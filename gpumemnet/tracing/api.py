@@ -205,8 +205,7 @@ def checked_request(
 
 def request_from_dict(document: Mapping[str, Any]) -> TraceRequest:
     """Return the request that :func:`dataclasses.asdict` turned into a JSON object."""
-    request: TraceRequest = from_json(TraceRequest, document)
-    return request
+    return from_json(TraceRequest, document)
 
 
 def _check_parallel(options: TraceOptions, with_job: bool) -> None:

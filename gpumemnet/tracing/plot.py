@@ -86,8 +86,7 @@ class StepChart:
     @property
     def used_bytes(self) -> NDArray[np.int64]:
         """The bytes of all bands at each point."""
-        used: NDArray[np.int64] = np.sum(list(self.bands.values()), axis=0)
-        return used
+        return np.sum(list(self.bands.values()), axis=0)
 
 
 def step_chart(answer: TraceAnswer) -> StepChart:

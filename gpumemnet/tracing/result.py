@@ -290,5 +290,4 @@ def answer_to_dict(answer: TraceAnswer) -> dict[str, Any]:
 
 def answer_from_dict(document: Mapping[str, Any]) -> TraceAnswer:
     """Return the answer of a JSON object from :func:`answer_to_dict`."""
-    answer: TraceAnswer = from_json(TraceAnswer, document)
-    return answer
+    return from_json(TraceAnswer, document)

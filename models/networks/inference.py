@@ -174,8 +174,7 @@ class MLPClassifier(nn.Module):
 
     def forward(self, features_BF: Tensor) -> tuple[Tensor, ...]:
         """The outputs of :class:`MixtureHead`."""
-        outputs: tuple[Tensor, ...] = self.head(*self.inputs(features_BF))
-        return outputs
+        return self.head(*self.inputs(features_BF))
 
 
 class SequenceClassifier(nn.Module):
@@ -193,8 +192,7 @@ class SequenceClassifier(nn.Module):
         """The outputs of :class:`MixtureHead`."""
         inputs_BD, *reference = self.inputs(features_BF)
         pooled = self.encoder(sequences_BLF, mask_BL)
-        outputs: tuple[Tensor, ...] = self.head(torch.cat((inputs_BD, pooled), dim=1), *reference)
-        return outputs
+        return self.head(torch.cat((inputs_BD, pooled), dim=1), *reference)
 
 
 # Shapes: B jobs, L layers, F feature columns, D inputs of the head, W width of the encoder.
@@ -226,8 +224,7 @@ class LayerAttention(nn.Module):
         mixed = (scores.softmax(-1) @ value).transpose(1, 2).reshape(batch, length, width)
         tokens_BLW = tokens_BLW + self.output(mixed)
         hidden = nn.functional.silu(self.widen(self.before_feed_forward(tokens_BLW)))
-        summed: Tensor = tokens_BLW + self.narrow(hidden)
-        return summed
+        return tokens_BLW + self.narrow(hidden)
 
 
 class LayerEncoder(nn.Module):

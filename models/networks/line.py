@@ -236,5 +236,4 @@ def fit_slopes(
         ).x
         errors = np.abs(inputs @ found - target)
         factors = np.sqrt(weights / np.maximum(errors, LEAST_ERROR))
-    slopes: Array = found / units
-    return slopes
+    return found / units

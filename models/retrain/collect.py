@@ -98,8 +98,7 @@ class Collected:
     @property
     def is_observed(self) -> Flags:
         """Whether the row is an observation, shape ``[B]``."""
-        observed: Flags = self.data.provenances == OBSERVED
-        return observed
+        return self.data.provenances == OBSERVED
 
     @property
     def learned_until(self) -> float | None:

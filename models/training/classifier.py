@@ -382,8 +382,7 @@ class _Network(nn.Module):
             pooled = self.encoder(*batch_of([rows.sequences[number] for number in own]))
             pooled = pooled[torch.from_numpy(order)]
             inputs_EBD = torch.cat((inputs_EBD, pooled.unsqueeze(0)), dim=2)
-        mixture: Mixture = self.members(inputs_EBD)
-        return mixture
+        return self.members(inputs_EBD)
 
 
 def _network(inputs: Inputs, plan: TrainingPlan) -> _Network:

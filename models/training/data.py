@@ -85,8 +85,7 @@ class LabelledJobs(Columns):
     @property
     def is_measured(self) -> Flags:
         """Whether each job has a label that is not censored, shape ``[B]``."""
-        measured: Flags = ~np.isnan(self.label_bytes)
-        return measured
+        return ~np.isnan(self.label_bytes)
 
     @property
     def weights(self) -> Array:
@@ -96,8 +95,7 @@ class LabelledJobs(Columns):
         keys = np.char.add(np.char.add(self.sources, ", "), self.families)
         _, codes, counts = np.unique(keys, return_inverse=True, return_counts=True)
         weights = 1.0 / np.sqrt(counts[codes])
-        normalised: Array = weights / weights.mean()
-        return normalised
+        return weights / weights.mean()
 
     def without_layers(self) -> LabelledJobs:
         """Return the same jobs with totals only."""
@@ -177,8 +175,7 @@ def is_usable(rows: Dataset) -> Flags:
     may_be_search = rows.jobs.option_column("cudnn_benchmark").astype(bool)
     is_steady = (state == STEADY) | ((state == None) & ~may_be_search)  # noqa: E711
     is_used = ((status == "ok") & is_steady) | (status == "oom")
-    used: Flags = is_used & (rows.jobs.column("ranks") <= 1) & (rows.words("recipe") != ZOO)
-    return used
+    return is_used & (rows.jobs.column("ranks") <= 1) & (rows.words("recipe") != ZOO)
 
 
 def _contexts(rows: Dataset, features: Array, source: str) -> Array:

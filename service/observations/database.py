@@ -291,8 +291,7 @@ def revision(engine: Engine) -> str | None:
 def _revision(connection: Connection) -> str | None:
     if not inspect(connection).has_table(VERSION_TABLE):
         return None
-    found: str | None = connection.execute(select(VERSIONS.c.version_num)).scalar()
-    return found
+    return connection.execute(select(VERSIONS.c.version_num)).scalar()
 
 
 def check_revision(found: str | None, url: URL) -> None:

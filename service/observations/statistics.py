@@ -91,8 +91,7 @@ def error_ratios(rows: Sequence[Row[Any]], model: str = "") -> Array:
     ``challenger_``."""
     peak = np.where(_column(rows, "oom") > 0, np.nan, _column(rows, "peak_bytes"))
     ratios = _column(rows, f"{model}expected_bytes") / peak - 1
-    found: Array = ratios[~np.isnan(ratios)]
-    return found
+    return ratios[~np.isnan(ratios)]
 
 
 def _worth(rows: Sequence[Row[Any]], model: str = "") -> Document:

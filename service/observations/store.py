@@ -319,8 +319,7 @@ class ObservationStore:
         Raises:
             Refusal: 503 when the database is unavailable.
         """
-        found: Document = await self._read(partial(read_summary, now=time.time(), days=days))
-        return found
+        return await self._read(partial(read_summary, now=time.time(), days=days))
 
     async def prediction(self, identity: str) -> Document | None:
         """A stored prediction and what was observed; ``None`` when there is none, or none any more.

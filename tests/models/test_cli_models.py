@@ -37,7 +37,9 @@ def test_a_missing_dataset_and_an_unknown_encoder_are_refused(tmp_path: Path) ->
     missing = tmp_path / "none.parquet"
     assert "none.parquet does not exist" in refused("evaluate", "--dataset", missing)
     out = ("--out", tmp_path / "bundles")
-    assert "must be one of mlp, transformer, not 'rnn'" in refused("train", "--encoder", "rnn", *out)
+    assert "must be one of mlp, transformer, not 'rnn'" in refused(
+        "train", "--encoder", "rnn", *out
+    )
     (tmp_path / "x.parquet").write_bytes(b"PAR1")
     said = refused("train", "--dataset", tmp_path / "x.parquet", *out)
     assert "no whole Parquet file" in said

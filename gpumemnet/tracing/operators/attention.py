@@ -158,8 +158,7 @@ def _bias(mask: Tensor | None, query: Tensor, kernel: str) -> Tensor | None:
     masked = aten.scalar_tensor(
         _MASKED.get(kernel, -math.inf), dtype=query.dtype, device=mask.device
     )
-    bias: Tensor = aten.where.ScalarSelf(mask, 0.0, masked)
-    return bias
+    return aten.where.ScalarSelf(mask, 0.0, masked)
 
 
 def _aligned(bias: Tensor) -> Tensor:
@@ -167,8 +166,7 @@ def _aligned(bias: Tensor) -> Tensor:
     if bias.stride(-1) == 1 and all(stride % 8 == 0 for stride in bias.stride()[:-1]):
         return bias
     columns = bias.shape[-1]
-    rows: Tensor = aten.slice(aten.constant_pad_nd(bias, [0, 8 - columns % 8]), -1, 0, columns)
-    return rows
+    return aten.slice(aten.constant_pad_nd(bias, [0, 8 - columns % 8]), -1, 0, columns)
 
 
 KIND: Final = "attention"

@@ -365,16 +365,14 @@ _LAYOUT_RULES: Final[dict[Any, LayoutRule]] = {
 
 def _dropout(original: Callable[..., Tensor], input: Tensor, p: float, train: bool) -> Tensor:
     if train and 0 < p < 1 and input.numel() > 0:
-        output: Tensor = aten.native_dropout(input, p, train)[0]
-        return output
+        return aten.native_dropout(input, p, train)[0]
     return original(input, p, train)
 
 
 def _mish_backward(original: Callable[..., Tensor], grad_output: Tensor, self: Tensor) -> Tensor:
-    output: Tensor = aten.mul.Tensor(
+    return aten.mul.Tensor(
         grad_output, self
     )  # an elementwise kernel allocates one result in the layout of its inputs
-    return output
 
 
 _OWN_PACKAGES: Final = frozenset({str(__package__), torch_private.__name__})
@@ -407,8 +405,7 @@ def _add(
     if not isinstance(
         other, Tensor
     ):  # a number, which PyTorch wraps into a tensor for the kernel and unwraps for Python
-        output: Tensor = aten.add.Scalar(self, other, alpha)
-        return output
+        return aten.add.Scalar(self, other, alpha)
     is_own = _called_by_engine() and _is_held_once(self) and not self._is_zerotensor()
     if _depth.adding or is_own:
         return self.add_(other, alpha=alpha)
@@ -542,7 +539,7 @@ def _indexed_write(call: Call) -> tuple[Scratch, ...]:
 
 
 def _broadcast(tensors: Sequence[Tensor]) -> torch.Size:
-    return torch.broadcast_shapes(*(tensor.shape for tensor in tensors))  # type: ignore[no-untyped-call, no-any-return]
+    return torch.broadcast_shapes(*(tensor.shape for tensor in tensors))  # type: ignore[no-untyped-call]
 
 
 def _sort(call: Call) -> tuple[Scratch, ...]:

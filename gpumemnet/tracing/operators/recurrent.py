@@ -118,8 +118,7 @@ def _run(
     stack = _CudnnStack(
         batch_first, len(hidden), directions * units, reserve * input.element_size(), weights_dtype
     )
-    outputs: tuple[Tensor, ...] = _CudnnRnn.apply(stack, input, *hidden, *params)  # type: ignore[no-untyped-call]
-    return outputs
+    return _CudnnRnn.apply(stack, input, *hidden, *params)  # type: ignore[no-untyped-call]
 
 
 class _CudnnStack(NamedTuple):
@@ -221,8 +220,7 @@ def _gru_cell(
     b_hh: Tensor | None = None,
 ) -> Tensor:
     gates = aten.matmul(input, w_ih.t()), aten.matmul(hx, w_hh.t())
-    output: Tensor = _FusedGruCell.apply(*gates, hx, b_ih, b_hh)  # type: ignore[no-untyped-call]
-    return output
+    return _FusedGruCell.apply(*gates, hx, b_ih, b_hh)  # type: ignore[no-untyped-call]
 
 
 class _FusedGruCell(torch.autograd.Function):
@@ -268,8 +266,7 @@ def _ctc_loss(
         longest = targets.shape[1] if targets.ndim > 1 else targets.numel() // batch
     else:
         longest = int(target_lengths.max())
-    loss: tuple[Tensor, Tensor] = _CtcLoss.apply(log_probs, batch, longest, zero_infinity)  # type: ignore[no-untyped-call]
-    return loss
+    return _CtcLoss.apply(log_probs, batch, longest, zero_infinity)  # type: ignore[no-untyped-call]
 
 
 class _CtcLoss(torch.autograd.Function):

@@ -327,8 +327,7 @@ def _run_batch_norm(
     ):
         return original(input, *arguments, cudnn_enabled)
     dense = input.contiguous(memory_format=memory_format(input))
-    output: Tensor = aten.cudnn_batch_norm(dense, *arguments)[0]
-    return output
+    return aten.cudnn_batch_norm(dense, *arguments)[0]
 
 
 def _cudnn_takes(input: Tensor, weight: Tensor, training: bool) -> bool:
@@ -355,8 +354,7 @@ def _run_rms_norm(
     )
     if unfused:
         return original(input, normalized_shape, weight, eps)
-    output: Tensor = _FusedRmsNorm.apply(input, list(normalized_shape), weight, eps)  # type: ignore[no-untyped-call]
-    return output
+    return _FusedRmsNorm.apply(input, list(normalized_shape), weight, eps)  # type: ignore[no-untyped-call]
 
 
 class _FusedRmsNorm(torch.autograd.Function):
@@ -375,8 +373,7 @@ class _FusedRmsNorm(torch.autograd.Function):
             output, rstd = aten._fused_rms_norm(input, normalized_shape, weight, eps)
         ctx.save_for_backward(input, weight, rstd)
         ctx.normalized_shape = normalized_shape
-        kept: Tensor = output
-        return kept
+        return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, Tensor | None, None]:
@@ -397,8 +394,7 @@ def _cast_inside(
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     if input.dtype == torch.float16 and dtype == torch.float32:
-        output: Tensor = kernel(input, dim, True)
-        return output
+        return kernel(input, dim, True)
     return original(input, dim, dtype)
 
 

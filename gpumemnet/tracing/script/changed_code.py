@@ -38,7 +38,7 @@ def changed_code(tree: ast.Module, file: str, called: defaultdict[str, set[str]]
             case ast.Call(ast.Name("type"), [_]):
                 node.args.insert(0, node.func)
                 node.func = ast.Name(TYPE, ast.Load())
-    return ast.fix_missing_locations(_Changing(file, called).visit(tree))  # type: ignore[no-any-return]
+    return ast.fix_missing_locations(_Changing(file, called).visit(tree))
 
 
 class _Changing(ast.NodeTransformer):

@@ -424,7 +424,7 @@ class GpuRequests(TorchFunctionMode):
         """Move a tensor; its gradient moves back."""
         is_plain = type(tensor) in (Tensor, nn.Parameter) and not is_sparse(tensor)
         if is_plain and tensor.requires_grad and torch.is_grad_enabled():
-            return _Moved.apply(tensor, move, back)  # type: ignore[no-any-return, no-untyped-call]
+            return _Moved.apply(tensor, move, back)  # type: ignore[no-untyped-call]
         return move(tensor)
 
     def to_meta(self, tensor: Tensor) -> Tensor:

@@ -294,7 +294,7 @@ class Loaders:
             # Few batches are wanted, and each that is never asked for is made for nothing.
             loader.num_workers, loader.prefetch_factor = (1, 1) if loader.num_workers else workers
             try:
-                return iterate(loader)  # type: ignore[no-any-return]  # as the loader's own
+                return iterate(loader)  # as the loader's own
             finally:
                 loader.num_workers, loader.prefetch_factor = workers
 

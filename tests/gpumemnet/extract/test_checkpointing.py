@@ -17,7 +17,7 @@ class Block(nn.Module):
         self.layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.layers(self.norm(x))  # type: ignore[no-any-return]
+        return x + self.layers(self.norm(x))
 
 
 class Stage(nn.Module):

@@ -47,7 +47,7 @@ class Tower(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
             x = block(x)
-        return self.head(x)  # type: ignore[no-any-return]
+        return self.head(x)
 
 
 BLOCK = WIDTH * WIDTH + WIDTH
