@@ -6,7 +6,7 @@ It is an option of the run, not a property of the network.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final
@@ -14,23 +14,13 @@ from typing import Final
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-ACTIVATIONS: Final[Mapping[str, Callable[..., nn.Module]]] = {
-    "identity": nn.Identity,
-    "relu": nn.ReLU,
-    "relu6": nn.ReLU6,
-    "leaky_relu": nn.LeakyReLU,
-    "prelu": nn.PReLU,
-    "elu": nn.ELU,
-    "selu": nn.SELU,
-    "gelu": nn.GELU,
-    "silu": nn.SiLU,
-    "mish": nn.Mish,
-    "softplus": nn.Softplus,
-    "tanh": nn.Tanh,
-    "hardswish": nn.Hardswish,
-}
-"""Name of an activation function → its module."""
+_MODULES: Final = {name.lower(): module for name, module in vars(nn).items()}
 _ONE_OF_EQUAL: Final = ContextVar("one_of_equal_blocks", default=False)
+
+
+def activation_class(name: str) -> Callable[..., nn.Module]:
+    """The module of an activation function: ``leaky_relu`` is ``nn.LeakyReLU``."""
+    return _MODULES[name.replace("_", "")]
 
 
 def repeated(make: Callable[[], nn.Module], count: int) -> list[nn.Module]:

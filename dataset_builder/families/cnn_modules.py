@@ -17,7 +17,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from .blocks import ACTIVATIONS, Blocks, Residual, repeated
+from .blocks import Blocks, Residual, activation_class, repeated
 from .cnn import (
     DENSE_PREDICTION,
     FLATTENED_SIDE,
@@ -391,7 +391,7 @@ def _activation(cnn: CnnArchitecture, in_place: bool = True) -> nn.Module:
     it."""
     if cnn.activation == "gelu":
         return nn.GELU()
-    return ACTIVATIONS[cnn.activation](inplace=cnn.in_place and in_place)
+    return activation_class(cnn.activation)(inplace=cnn.in_place and in_place)
 
 
 def _leading_norm_act(cnn: CnnArchitecture, channels: int) -> Modules:

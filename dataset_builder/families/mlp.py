@@ -104,14 +104,13 @@ def build(architecture: MlpArchitecture) -> nn.Module:
     ``[batch, input_width]``."""
     from torch import nn
 
-    from .blocks import ACTIVATIONS as MODULES
-    from .blocks import Blocks, Residual, repeated
+    from .blocks import Blocks, Residual, activation_class, repeated
 
     a = architecture
 
     def block(inputs: int, width: int) -> nn.Module:
         norm = _norm(a.norm, width)
-        activation = MODULES[a.activation]()
+        activation = activation_class(a.activation)()
         dropout = [nn.Dropout(a.dropout)] if a.dropout else []
         if a.shape == "residual":
             first, second = nn.Linear(width, width), nn.Linear(width, width)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from .blocks import ACTIVATIONS, Blocks, repeated
+from .blocks import Blocks, activation_class, repeated
 from .transformer import IMAGE_CHANNELS, TransformerArchitecture
 
 _BACKENDS: Final = {
@@ -127,7 +127,7 @@ class FeedForward(nn.Module):
         super().__init__()
         a = architecture
         self.inner = nn.Linear(a.width, a.feed_forward_width, bias=a.bias)
-        self.activation = ACTIVATIONS[a.activation]()
+        self.activation = activation_class(a.activation)()
         self.gate = nn.Linear(a.width, a.feed_forward_width, bias=a.bias) if a.gated else None
         self.output = nn.Linear(a.feed_forward_width, a.width, bias=a.bias)
 
