@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
@@ -147,7 +147,7 @@ def build_network(planned: PlannedJob, device: torch.device) -> nn.Module:
     """
     with torch.device("meta"):
         network = family(planned.family).build(planned.architecture)
-    network = _apply_options(network, planned.options).to_empty(device=device)
+    network = apply_options(network, planned.options).to_empty(device=device)
     for name, parameter in network.named_parameters():
         _copy_over(parameter.detach(), _weight_values(name, parameter))
     for name, buffer in network.named_buffers():  # of batch norms, as no network has others
@@ -156,15 +156,8 @@ def build_network(planned: PlannedJob, device: torch.device) -> nn.Module:
     return network.train()
 
 
-def meta_network(planned: PlannedJob) -> nn.Module:
-    """The network on meta tensors, with its options except precision and memory format; used where
-    nothing is trained."""
-    with torch.device("meta"):
-        network = family(planned.family).build(planned.architecture)
-    return _apply_options(network, replace(planned.options, precision="fp32", channels_last=False))
-
-
-def _apply_options(network: nn.Module, options: Options) -> nn.Module:
+def apply_options(network: nn.Module, options: Options) -> nn.Module:
+    """The network with the options of its run, without a change of values."""
     if options.precision in MODEL_TYPES:
         network = network.to(getattr(torch, MODEL_TYPES[options.precision]))
     if options.channels_last:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dataset_builder.families import Family, TensorSpec, family, loss, parse_architecture
 from dataset_builder.measure.campaign import Tally
 from dataset_builder.measure.journal import Journal, Settings
-from dataset_builder.measure.training import meta_network
+from dataset_builder.measure.training import apply_options
 from dataset_builder.planned_job import (
     Options,
     PlannedJob,
@@ -103,8 +103,11 @@ def traceable(
     options = TraceOptions(
         **planned.options.job_fields() | changed, loss=_loss(members, architecture, batch_size)
     )
+    with torch.device("meta"):
+        network = members.build(architecture)
+    as_built = replace(planned.options, precision="fp32", channels_last=False)
     return (
-        meta_network(planned),
+        apply_options(network, as_built),
         _batch(members, architecture, batch_size),
         options,
         Platform.of(device, options),
