@@ -65,6 +65,18 @@ def replace_file(path: Path, content: bytes) -> None:
         stream.write(content)
 
 
+def write_output(path: Path, content: bytes, field: str = "out") -> None:
+    """Write the file that a user asked for in ``field``: a reader never sees part of it.
+
+    Raises:
+        InvalidRequestError: when the file cannot be written.
+    """
+    try:
+        replace_file(path, content)
+    except OSError as error:
+        raise InvalidRequestError(f"{path} cannot be written: {error.strerror}", field) from None
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A stream to what replaces ``path`` atomically, once the block has ended without an error.

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from gpumemnet.atomic_files import write_output
 from gpumemnet.cli.options import (
     AsJson,
     BatchSize,
@@ -23,7 +24,7 @@ from gpumemnet.cli.options import (
     named_values,
     training_settings,
 )
-from gpumemnet.cli.output import check_writable, print_facts, print_table, write_text
+from gpumemnet.cli.output import check_writable, print_facts, print_table
 from gpumemnet.extract.extraction import (
     DEADLINE_SECONDS,
     DEFAULT_GPU,
@@ -80,7 +81,7 @@ def extract(
         deadline_seconds=deadline,
     )
     if out is not None:
-        write_text(out, job_to_json(extraction.job))
+        write_output(out, job_to_json(extraction.job).encode())
     if as_json:
         typer.echo(json.dumps(extraction_to_dict(extraction)))
         return

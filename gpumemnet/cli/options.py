@@ -23,7 +23,6 @@ from gpumemnet.predict.bundle_card import ENCODERS
 from gpumemnet.units import GIB, MIB
 
 STANDARD_INPUT: Final = "-"
-_PLOTS: Final = (".png", ".svg", ".pdf")
 _UNITS: Final = {"gib": GIB, "mib": MIB}
 _LARGEST_AMOUNT: Final = 2**20
 _OF_THEIR_OWN: Final = ("optimizer", "precision", "ranks")
@@ -268,8 +267,7 @@ def check_plot(path: Path | None) -> None:
     """
     if path is None:
         return
-    if path.suffix not in _PLOTS:
-        raise InvalidRequestError(
-            f"must end in {' or '.join(_PLOTS)}, not {describe(path.name)}", "plot"
-        )
+    from gpumemnet.tracing.plot import picture_format
+
+    picture_format(path)
     check_writable(path, "plot")

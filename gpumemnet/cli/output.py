@@ -17,7 +17,6 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import InvalidRequestError
 
 
@@ -35,18 +34,6 @@ def check_writable(path: Path, field: str = "out") -> None:
         raise InvalidRequestError(f"{path} is a folder", field)
     if not os.access(folder, os.W_OK):
         raise InvalidRequestError(f"the folder {folder} may not be written to", field)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes ``text`` to ``path`` atomically and durably: a reader never sees part of it.
-
-    Raises:
-        InvalidRequestError: when the file cannot be written.
-    """
-    try:
-        replace_file(path, text.encode())
-    except OSError as error:
-        raise InvalidRequestError(f"{path} cannot be written: {error.strerror}", "out") from None
 
 
 def print_json(document: object) -> None:

@@ -14,6 +14,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from gpumemnet.allocator.settings import parse_settings
+from gpumemnet.atomic_files import write_output
 from gpumemnet.cli.options import (
     AllocatorConf,
     BatchSize,
@@ -34,7 +35,7 @@ from gpumemnet.cli.options import (
     result_option,
     training_settings,
 )
-from gpumemnet.cli.output import check_writable, print_facts, shown_steps, write_text
+from gpumemnet.cli.output import check_writable, print_facts, shown_steps
 from gpumemnet.cli.trace import (
     COLOURS,
     Loss,
@@ -218,7 +219,8 @@ def plan(
 
         draw(answer, plot)
     if out is not None and answer.plan is not None:
-        write_text(out, json.dumps(plan_to_dict(answer.plan), indent=2) + "\n")
+        document = json.dumps(plan_to_dict(answer.plan), indent=2) + "\n"
+        write_output(out, document.encode())
     if answer.plan is None and out is not None:
         typer.echo("there is no plan to write", err=True)
     if as_json:

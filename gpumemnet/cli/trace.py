@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpumemnet.allocator.settings import parse_settings
+from gpumemnet.atomic_files import write_output
 from gpumemnet.cli.options import (
     AllocatorConf,
     BatchSize,
@@ -43,7 +44,6 @@ from gpumemnet.cli.output import (
     print_columns,
     print_facts,
     shown_steps,
-    write_text,
 )
 from gpumemnet.cudnn.session import OFF
 from gpumemnet.errors import InvalidRequestError
@@ -238,7 +238,7 @@ def trace(
     if out is not None:
         from gpumemnet.job.json_codec import job_from_dict, job_to_json
 
-        write_text(out, job_to_json(job_from_dict(answer.job)))
+        write_output(out, job_to_json(job_from_dict(answer.job)).encode())
     if plot is not None:
         from gpumemnet.tracing.plot import plot as draw
 
@@ -409,7 +409,7 @@ def amount_text(amount_bytes: int) -> str:
 def _show_parts(answer: TraceAnswer, console: Console) -> None:
     amounts = shown_mib(list(answer.parts.values()))
     rows: list[tuple[str | Text, ...]] = [
-        (PART_NAMES.get(part, (part, ""))[0], f"{mib:,}", *_share(size, answer.expected_bytes))
+        (PART_NAMES.get(part, part), f"{mib:,}", *_share(size, answer.expected_bytes))
         for (part, size), mib in zip(answer.parts.items(), amounts, strict=True)
         if size
     ]

@@ -292,7 +292,7 @@ def _too_small(step: StepCosts, tries: _Tries, optimizer: str, budget_bytes: int
     staying, module = unavoidable_bytes(step)
     staying["context"] = outside_bytes(step)
     parts = ", ".join(
-        f"{PART_NAMES[part][0]} {format_bytes(size)}" for part, size in staying.most_common()
+        f"{PART_NAMES[part]} {format_bytes(size)}" for part, size in staying.most_common()
     )
     sentences = (
         f"no plan of '{optimizer}' fits {format_bytes(budget_bytes)}: the smallest one found takes "

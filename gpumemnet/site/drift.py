@@ -19,8 +19,8 @@ from typing import Any, Final
 import numpy as np
 from scipy import stats
 
-from gpumemnet.atomic_files import Document, replace_file
-from gpumemnet.errors import InvalidRequestError, MissingExtraError, UnsupportedJobError
+from gpumemnet.atomic_files import Document, write_output
+from gpumemnet.errors import MissingExtraError, UnsupportedJobError
 from gpumemnet.gpu import GENERIC_BLAS_WORKSPACE_BYTES, known_profile
 from gpumemnet.job.job_table import Array, JobTable
 from gpumemnet.job.training_job import FAMILIES
@@ -310,9 +310,4 @@ def write_drift_metrics(path: Path, report: DriftReport) -> None:
     )
     for one in reversed(report.findings):  # drift comes first, and is set last
         is_drift.labels(one.family, one.gpu or "", one.kind).set(one.is_drift)
-    try:
-        replace_file(path, generate_latest(collected))
-    except OSError as error:
-        raise InvalidRequestError(
-            f"{path} cannot be written: {error.strerror}", "metrics"
-        ) from None
+    write_output(path, generate_latest(collected), "metrics")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.atomic_files import replace_file
+from gpumemnet.atomic_files import write_output
 from gpumemnet.errors import InvalidRequestError, MissingExtraError
 from gpumemnet.gpu import VERDICT_TEXTS
 from gpumemnet.job.layers import describe
@@ -195,6 +195,20 @@ def plot(answer: TraceAnswer, path: Path) -> None:
     write_picture(path, draw, _SIZE_INCHES)
 
 
+def picture_format(path: Path) -> str:
+    """Return the format of a picture's suffix.
+
+    Raises:
+        InvalidRequestError: another suffix.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in PICTURES:
+        raise InvalidRequestError(
+            f"must end in {' or '.join(PICTURES)}, not {describe(path.name)}", "plot"
+        )
+    return suffix[1:]
+
+
 def write_picture(
     path: Path, draw: Callable[[Figure], None], size_inches: tuple[float, float]
 ) -> None:
@@ -209,11 +223,7 @@ def write_picture(
         InvalidRequestError: another suffix, or a file that cannot be written.
         MissingExtraError: matplotlib is not installed.
     """
-    form = path.suffix.lower().removeprefix(".")
-    if f".{form}" not in PICTURES:
-        raise InvalidRequestError(
-            f"must end in {', '.join(PICTURES)}, not {describe(path.name)}", "plot"
-        )
+    form = picture_format(path)
     try:
         from matplotlib import style
         from matplotlib.figure import Figure
@@ -229,10 +239,7 @@ def write_picture(
         draw(figure)
         undated = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
         figure.savefig(content, format=form, dpi=_DOTS_PER_INCH, metadata=undated[form])
-    try:
-        replace_file(path, content.getvalue())
-    except OSError as error:
-        raise InvalidRequestError(f"{path} cannot be written: {error.strerror}", "plot") from None
+    write_output(path, content.getvalue(), "plot")
 
 
 def draw_step(axes: Axes, answer: TraceAnswer, chart: StepChart, highest_bytes: int) -> None:
@@ -249,12 +256,12 @@ def draw_step(axes: Axes, answer: TraceAnswer, chart: StepChart, highest_bytes: 
     edge, order = np.zeros(len(chart.reserved_bytes)), 2.0
     for (part, band), amount in zip(chart.bands.items(), mib, strict=False):
         edge, order = edge + band / GIB, order - 0.05
-        label = f"{amount:,} {PART_NAMES[part][0]}"
+        label = f"{amount:,} {PART_NAMES[part]}"
         axes.stairs(
             edge, chart.positions, fill=True, color=COLOURS[part], label=label, zorder=order
         )
     reserved = chart.reserved_bytes / GIB
-    label = f"{mib[-1]:,} {PART_NAMES['fragmentation'][0]}"
+    label = f"{mib[-1]:,} {PART_NAMES['fragmentation']}"
     axes.stairs(reserved, chart.positions, fill=True, color=UNUSED, label=label, zorder=1)
     label = f"{ceil_mib(int(chart.reserved_bytes[peak])):,} nvidia-smi shows"
     axes.stairs(

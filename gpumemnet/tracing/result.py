@@ -17,24 +17,21 @@ from gpumemnet.gpu import NO, UNKNOWN, YES, verdict
 from gpumemnet.launchers.pipeline_stages import RankPeak
 from gpumemnet.units import GIB, MIB, ceil_mib
 
-PART_NAMES: Final[Mapping[str, tuple[str, str]]] = {
-    "parameter": ("parameters", "the weights"),
-    "buffer": ("buffers", "running statistics and tables"),
-    "gradient": ("gradients", "of the trainable parameters"),
-    "optimizer_state": ("optimizer state", "what the optimizer keeps for each parameter"),
-    "saved_activation": ("saved activations", "what the forward pass keeps for the backward pass"),
-    "input": ("inputs", "the batch and its targets"),
-    "temporary": ("temporaries", "what operators need at the peak"),
-    "communication": (
-        "communication",
-        "gathered parameters, and buffers for exchange with other GPUs",
-    ),
-    "workspace": ("workspaces", "scratch memory of cuBLAS, cuDNN and kernels"),
-    "fragmentation": ("fragmentation", "rounding, and cached blocks that no request fits into"),
-    "context": ("CUDA context", "driver, libraries and loaded kernels"),
-    "communicator": ("NCCL", "its own buffers, from published readings"),
+PART_NAMES: Final[Mapping[str, str]] = {
+    "parameter": "parameters",
+    "buffer": "buffers",  # running statistics and tables
+    "gradient": "gradients",  # of the trainable parameters
+    "optimizer_state": "optimizer state",  # what the optimizer keeps for each parameter
+    "saved_activation": "saved activations",  # what the forward pass keeps for the backward pass
+    "input": "inputs",  # the batch and its targets
+    "temporary": "temporaries",  # what operators need at the peak
+    "communication": "communication",  # gathered parameters, and buffers for exchange with GPUs
+    "workspace": "workspaces",  # scratch memory of cuBLAS, cuDNN and kernels
+    "fragmentation": "fragmentation",  # rounding, and cached blocks that no request fits into
+    "context": "CUDA context",  # driver, libraries and loaded kernels
+    "communicator": "NCCL",  # its own buffers, from published readings
 }
-"""Part of :attr:`gpumemnet.tracing.result.TraceAnswer.parts` → its name and its meaning."""
+"""Part of :attr:`gpumemnet.tracing.result.TraceAnswer.parts` → its name."""
 
 TOP_MODULES: Final = 10
 """How many of the modules that hold most at the peak a report names."""

@@ -10,8 +10,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from gpumemnet.atomic_files import write_output
 from gpumemnet.cli.options import AsJson, Bundles, Coverage, Encoder, Seed, input_file
-from gpumemnet.cli.output import check_writable, print_columns, write_text
+from gpumemnet.cli.output import check_writable, print_columns
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.predict.gpu_fit import MAX_FREE_MIB
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE
@@ -128,7 +129,7 @@ def pack(
     if plot is not None:
         draw(made, plot)
     if out is not None:
-        write_text(out, document)
+        write_output(out, document.encode())
     if as_json:
         typer.echo(document, nl=False)
     else:
