@@ -164,35 +164,25 @@ class MixtureHead(nn.Module):
         return weights_BK, locations, scales_BK * units_B1 * stretch_BK, amounts
 
 
-class MLPClassifier(nn.Module):
-    """Inputs and head: the graph of the MLP-based classifier."""
+class Classifier(nn.Module):
+    """Inputs and head: the graph of the MLP-based classifier; with an encoder, that of the
+    transformer-based one."""
 
-    def __init__(self, inputs: Inputs, head: MixtureHead) -> None:
-        super().__init__()
-        self.inputs = inputs
-        self.head = head
-
-    def forward(self, features_BF: Tensor) -> tuple[Tensor, ...]:
-        """The outputs of :class:`MixtureHead`."""
-        return self.head(*self.inputs(features_BF))
-
-
-class SequenceClassifier(nn.Module):
-    """Inputs, encoder and head: the graph of the transformer-based classifier."""
-
-    def __init__(self, inputs: Inputs, encoder: LayerEncoder, head: MixtureHead) -> None:
+    def __init__(
+        self, inputs: Inputs, head: MixtureHead, encoder: LayerEncoder | None = None
+    ) -> None:
         super().__init__()
         self.inputs = inputs
         self.encoder = encoder
         self.head = head
 
-    def forward(
-        self, features_BF: Tensor, sequences_BLF: Tensor, mask_BL: Tensor
-    ) -> tuple[Tensor, ...]:
-        """The outputs of :class:`MixtureHead`."""
+    def forward(self, features_BF: Tensor, *sequences: Tensor) -> tuple[Tensor, ...]:
+        """The outputs of :class:`MixtureHead`; an encoder is given the ``sequences`` and their
+        mask."""
         inputs_BD, *reference = self.inputs(features_BF)
-        pooled = self.encoder(sequences_BLF, mask_BL)
-        return self.head(torch.cat((inputs_BD, pooled), dim=1), *reference)
+        if self.encoder:
+            inputs_BD = torch.cat((inputs_BD, self.encoder(*sequences)), dim=1)
+        return self.head(inputs_BD, *reference)
 
 
 # Shapes: B jobs, L layers, F feature columns, D inputs of the head, W width of the encoder.

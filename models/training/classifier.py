@@ -35,10 +35,9 @@ from gpumemnet.predict.features import FEATURE_NAMES, layer_sequence
 from gpumemnet.predict.predictor import SLACK_BYTES
 
 from ..networks.inference import (
+    Classifier,
     LayerEncoder,
     MixtureHead,
-    MLPClassifier,
-    SequenceClassifier,
     initialised,
 )
 from ..networks.line import (
@@ -116,7 +115,7 @@ class TrainedClassifier:
         scored_rows: rows that each group's bounds are from, shape ``[G]``.
     """
 
-    network: MLPClassifier | SequenceClassifier
+    network: Classifier
     plan: TrainingPlan
     multiples: Array
     added_spread: float
@@ -181,11 +180,7 @@ def train(
     head = MixtureHead(
         network.members, inputs, torch.from_numpy(multiples.astype(np.float32)), added
     )
-    served = (
-        MLPClassifier(inputs, head)
-        if network.encoder is None
-        else SequenceClassifier(inputs, network.encoder, head)
-    )
+    served = Classifier(inputs, head, network.encoder)
     return TrainedClassifier(served.eval(), plan, multiples, added, counts)
 
 

@@ -40,7 +40,7 @@ def export_classifier(classifier: TrainedClassifier, data: LabelledJobs) -> byte
     few = data.take(np.unique(np.linspace(0, len(data) - 1, 16).astype(int)))
     rows = np.concatenate((few.features, few.without_layers().features))
     example: dict[str, Tensor] = {"features": float_tensor(rows)}
-    shapes: dict[str, Any] = {"features_BF": {0: torch.export.Dim.DYNAMIC}}
+    shapes: tuple[Any, ...] = ({0: torch.export.Dim.DYNAMIC},)
     if classifier.plan.encoder == "transformer":
         # attention over equal layers would not test the exported graph
         generator = np.random.default_rng(0)
@@ -49,7 +49,7 @@ def export_classifier(classifier: TrainedClassifier, data: LabelledJobs) -> byte
         random = [generator.standard_normal((length, size), np.float32) for length in lengths]
         example["sequences"], example["mask"] = batch_of(random)
         free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
-        shapes |= {"sequences_BLF": free, "mask_BL": free}
+        shapes = *shapes, (free, free)
     model = _run_exporter(classifier.network, example, shapes)
     graph = bytes(model.SerializeToString())
     with torch.no_grad():
@@ -65,7 +65,7 @@ def export_classifier(classifier: TrainedClassifier, data: LabelledJobs) -> byte
 
 
 def _run_exporter(
-    network: torch.nn.Module, example: dict[str, Tensor], shapes: dict[str, Any]
+    network: torch.nn.Module, example: dict[str, Tensor], shapes: tuple[Any, ...]
 ) -> onnx.ModelProto:
     exporter_log = logging.getLogger("torch.onnx")
     level = exporter_log.level
