@@ -116,8 +116,8 @@ _Guess = Callable[..., tuple[Any, str]]
 """Called with the operator's arguments; returns its output, and the guess in words."""
 
 
-def _empty(*shape: int) -> Tensor:
-    return torch.empty(shape, dtype=torch.long, device="meta")
+def _empty(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def _numpy_type(dtype: torch.dtype) -> np.dtype[Any]:
@@ -140,7 +140,7 @@ def _nonzero(tensor: Tensor, *, share: float = 1) -> tuple[Any, str]:
 
 def _masked_select(tensor: Tensor, mask: Tensor, *, share: float = 1) -> tuple[Any, str]:
     elements = torch.broadcast_shapes(tensor.shape, mask.shape).numel()  # type: ignore[no-untyped-call]
-    kept = torch.empty(_part(elements, share), dtype=tensor.dtype, device="meta")
+    kept = _empty(_part(elements, share), dtype=tensor.dtype)
     return kept, f"was taken to keep {_of(elements, share)} elements"
 
 
@@ -167,16 +167,22 @@ def _unique(
     inverse: bool = False,
     counts: bool = False,
     *,
+    dim: int | None = None,
     share: float = 1,
 ) -> tuple[Any, str]:
-    elements = _part(tensor.numel(), share)
-    values = torch.empty(elements, dtype=tensor.dtype, device="meta")
-    outputs = (
-        values,
-        _empty(*tensor.shape) if inverse else _empty(0),
-        _empty(elements) if counts else _empty(0),
-    )
-    return outputs, _distinct(tensor.numel(), share)
+    shape = [tensor.numel()] if dim is None else list(tensor.shape)
+    places = tensor.shape if dim is None else (shape[dim],)
+    elements = shape[dim or 0]
+    shape[dim or 0] = found = _part(elements, share)
+    return (
+        _empty(*shape, dtype=tensor.dtype),
+        _empty(*places) if inverse else _empty(0),
+        _empty(found) if counts else _empty(0),
+    ), f"was taken to find {_of(elements, share)} elements different"
+
+
+def _unique_dim(tensor: Tensor, dim: int, *asked: bool, share: float = 1) -> tuple[Any, str]:
+    return _unique(tensor, *asked, dim=dim, share=share)
 
 
 def _unique_consecutive(
@@ -187,41 +193,14 @@ def _unique_consecutive(
     *,
     share: float = 1,
 ) -> tuple[Any, str]:
-    if dim is None:
-        return _unique(tensor, True, inverse, counts, share=share)
-    return _unique_dim(tensor, dim, True, inverse, counts, share=share)
-
-
-def _unique_dim(
-    tensor: Tensor,
-    dim: int,
-    sorted: bool = True,
-    inverse: bool = False,
-    counts: bool = False,
-    *,
-    share: float = 1,
-) -> tuple[Any, str]:
-    length = tensor.shape[dim]
-    found = _part(length, share)
-    values = (
-        meta_like(tensor)
-        if found == length
-        else torch.empty_like(tensor.narrow(dim, 0, found), device="meta")
-    )
-    return (values, _empty(length if inverse else 0), _empty(found if counts else 0)), _distinct(
-        length, share
-    )
-
-
-def _distinct(elements: int, share: float) -> str:
-    return f"was taken to find {_of(elements, share)} elements different"
+    return _unique(tensor, True, inverse, counts, dim=dim, share=share)
 
 
 def _sparse(
     tensor: Tensor, *others: Any, share: float = 1, is_csr: bool = False, **named: Any
 ) -> tuple[Any, str]:
     found = _part(tensor.numel(), share)
-    values = torch.empty(found, dtype=tensor.dtype, device="meta")
+    values = _empty(found, dtype=tensor.dtype)
     made = (
         torch.sparse_csr_tensor(
             _empty(len(tensor) + 1), _empty(found), values, tensor.shape, check_invariants=False
@@ -259,9 +238,7 @@ def _counts(values: Tensor, weights: Tensor | None = None, minlength: int = 0) -
         if weights.dtype == torch.float32
         else torch.float64
     )
-    return torch.empty(
-        kinds, dtype=dtype, device="meta"
-    ), f"was taken to find values below {kinds:,}"
+    return _empty(kinds, dtype=dtype), f"was taken to find values below {kinds:,}"
 
 
 def _packed(sequence: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Any, str]:
@@ -280,46 +257,38 @@ def _not_nested(*tensors: Any) -> tuple[Any, str]:
     return False, "was taken to be false: positions of padding are computed too"
 
 
-_GUESSES: Final[Mapping[str, _Guess]] = {
-    "aten::_local_scalar_dense": _scalar,
-    "aten::is_nonzero": _true,
-    "aten::equal": _true,
-    "aten::allclose": _true,
+_SELECTIONS: Final[Mapping[str, _Guess]] = {
     "aten::nonzero": _nonzero,
     "aten::masked_select": _masked_select,
     "aten::index": _indexed,
-    "aten::bincount": _counts,
     "aten::_unique2": _unique,
     "aten::unique_dim": _unique_dim,
     "aten::_to_sparse": _sparse,
     "aten::_to_sparse_csr": partial(_sparse, is_csr=True),
     "aten::unique_consecutive": _unique_consecutive,
+    "torchvision::nms": _all_boxes,
+}
+"""Guesses that can take a share of what they select."""
+_GUESSES: Final[Mapping[str, _Guess]] = {
+    "aten::_local_scalar_dense": _scalar,
+    "aten::is_nonzero": _true,
+    "aten::equal": _true,
+    "aten::allclose": _true,
+    "aten::bincount": _counts,
     "aten::_pack_padded_sequence": _packed,
     "aten::_nested_tensor_from_mask_left_aligned": _not_nested,
     **dict.fromkeys(("aten::_sample_dirichlet", "aten::_dirichlet_grad"), _alike),
-    "torchvision::nms": _all_boxes,
+    **_SELECTIONS,
 }
 
 
 _OWN: Final = ("aten", "prims")
 """Where PyTorch's own operators are."""
-_SELECTIONS: Final = frozenset(
-    {
-        _nonzero,
-        _masked_select,
-        _indexed,
-        _unique,
-        _unique_dim,
-        _unique_consecutive,
-        _all_boxes,
-        _sparse,
-    }
-)
 
 
 def selects(operator: Any) -> bool:
     """Whether an operator selects elements by their values, of which a share can be taken."""
-    return _GUESSES.get(schema(operator).name) in _SELECTIONS
+    return schema(operator).name in _SELECTIONS
 
 
 def selection_of(operator: Any, share: float) -> Callable[..., tuple[Any, str]] | None:
