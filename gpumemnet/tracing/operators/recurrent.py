@@ -50,34 +50,40 @@ def _layers(
     train: bool,
     bidirectional: bool,
     batch_first: bool,
+    batch_sizes: Tensor | None = None,
 ) -> Any:
-    """Run the layers of a batch of samples of equal length."""
+    """Run the layers of a batch of samples of equal length, or of samples that are packed by their
+    lengths."""
     if not _cudnn_takes(input, hx):
-        arguments = (has_biases, num_layers, dropout, train, bidirectional, batch_first)
-        return original(input, hx, params, *arguments)
-    steps = input.shape[0] * input.shape[1]
-    return _run(kind, input, hx, params, num_layers, train, bidirectional, batch_first, steps)
+        arguments = (hx, params, has_biases, num_layers, dropout, train, bidirectional)
+        if batch_sizes is None:
+            return original(input, *arguments, batch_first)
+        return original(input, batch_sizes, *arguments)
+    hidden = _states(hx)
+    directions = 2 if bidirectional else 1
+    samples, units = hidden[0].shape[1:]
+    weights_dtype = None
+    if torch.is_autocast_enabled("cuda"):
+        weights_dtype = torch.get_autocast_dtype("cuda")
+        input, *hidden = (tensor.to(weights_dtype) for tensor in (input, *hidden))
+    steps = input.shape[0] * input.shape[1] if batch_sizes is None else len(batch_sizes) * samples
+    reserve = (
+        reserve_elements(kind, steps=steps, hidden=units, layers=num_layers, directions=directions)
+        if train
+        else 0
+    )
+    stack = _CudnnStack(
+        batch_first, len(hidden), directions * units, reserve * input.element_size(), weights_dtype
+    )
+    return _CudnnRnn.apply(stack, input, *hidden, *params)  # type: ignore[no-untyped-call]
 
 
 def _packed_layers(
-    kind: str,
-    original: Callable[..., Any],
-    data: Tensor,
-    batch_sizes: Tensor,
-    hx: Any,
-    params: Sequence[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
+    kind: str, original: Callable[..., Any], data: Tensor, batch_sizes: Tensor, *arguments: Any
 ) -> Any:
-    """Run the layers of samples that are packed by their lengths."""
-    if not _cudnn_takes(data, hx):
-        arguments = (has_biases, num_layers, dropout, train, bidirectional)
-        return original(data, batch_sizes, hx, params, *arguments)
-    steps = batch_sizes.shape[0] * _states(hx)[0].shape[1]
-    return _run(kind, data, hx, params, num_layers, train, bidirectional, False, steps)
+    return _layers(  # type: ignore[misc]  # of the arguments, all but the last two are given
+        kind, original, data, *arguments, batch_first=False, batch_sizes=batch_sizes
+    )
 
 
 def _states(hx: Any) -> Sequence[Tensor]:
@@ -89,36 +95,6 @@ def _cudnn_takes(input: Tensor, hx: Any) -> bool:
     """Whether cuDNN runs the layers; it knows no LSTM with a projection."""
     is_known = torch.backends.cudnn.enabled and input.dtype in _CUDNN_TYPES and input.numel() > 0
     return is_known and len({state.shape[2] for state in _states(hx)}) == 1
-
-
-def _run(
-    kind: str,
-    input: Tensor,
-    hx: Any,
-    params: Sequence[Tensor],
-    layers: int,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-    steps: int,
-) -> tuple[Tensor, ...]:
-    """Run layers in cuDNN on so many steps of all samples together."""
-    hidden = _states(hx)
-    directions = 2 if bidirectional else 1
-    units = hidden[0].shape[2]
-    weights_dtype = None
-    if torch.is_autocast_enabled("cuda"):
-        weights_dtype = torch.get_autocast_dtype("cuda")
-        input, *hidden = (tensor.to(weights_dtype) for tensor in (input, *hidden))
-    reserve = (
-        reserve_elements(kind, steps=steps, hidden=units, layers=layers, directions=directions)
-        if train
-        else 0
-    )
-    stack = _CudnnStack(
-        batch_first, len(hidden), directions * units, reserve * input.element_size(), weights_dtype
-    )
-    return _CudnnRnn.apply(stack, input, *hidden, *params)  # type: ignore[no-untyped-call]
 
 
 class _CudnnStack(NamedTuple):
