@@ -201,6 +201,7 @@ PROCESS_START: Final = TorchName("multiprocessing.process:BaseProcess.start")
 FORK: Final = TorchName("multiprocessing.context:ForkProcess._Popen")
 """To let processes inherit the simulated GPU."""
 SAFETENSORS_SAVE: Final = TorchName("safetensors.torch:save_file")
+SAFETENSORS_TYPES: Final = TorchName("safetensors.torch:_TYPES")
 """Of another library, which may not be installed."""
 DATA_PTR: Final = TorchName("torch:UntypedStorage.data_ptr")
 """To let scripts tell which tensors share memory."""

@@ -273,16 +273,7 @@ def _predictions_by_id(
 
 
 def _observations_by_key(connection: Connection, keys: Sequence[str]) -> dict[tuple[str, str], Any]:
-    columns = OBSERVATIONS.c
-    question = select(
-        columns.id,
-        columns.key_name,
-        columns.idempotency_key,
-        columns.content_hash,
-        columns.prediction_id,
-        columns.job_hash,
-        columns.gpu,
-    ).where(columns.idempotency_key.in_(keys))
+    question = select(OBSERVATIONS).where(OBSERVATIONS.c.idempotency_key.in_(keys))
     return {(row.key_name, row.idempotency_key): row for row in connection.execute(question)}
 
 

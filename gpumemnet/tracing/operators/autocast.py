@@ -246,7 +246,10 @@ def _cuda_autocast(platform: Platform) -> Iterator[None]:
         (training.CLEAR_AUTOCAST_CACHE, _clearing(training.CLEAR_AUTOCAST_CACHE.value())),
         (training.AUTOCAST_CAST, _cast_as_cuda(training.AUTOCAST_CAST.value())),
         (training.CHECKPOINT_DEVICE, _cuda_for_meta(training.CHECKPOINT_DEVICE.value())),
-        (training.SCALER_STEP, _always_step),
+        (
+            training.SCALER_STEP,
+            lambda scaler, optimizer, state, *args, **kwargs: optimizer.step(*args, **kwargs),
+        ),
         (training.SCALER_SCALE, training.initial_scale),
         (training.SCALER_GROWTH, training.initial_growth),
     )
@@ -285,9 +288,3 @@ def _cuda_for_meta(original: Callable[..., str]) -> Callable[..., str]:
         return "cuda" if device_type in ("meta", "cpu") else device_type
 
     return infer_device_type
-
-
-def _always_step(
-    scaler: Any, optimizer: Any, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
-) -> Any:
-    return optimizer.step(*args, **kwargs)

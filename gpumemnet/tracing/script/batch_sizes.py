@@ -163,15 +163,12 @@ def _constants(tree: ast.Module, value: int) -> list[ast.Constant]:
         elif isinstance(node, ast.keyword):
             named.append((node.arg or "", node.value))
         elif isinstance(node, ast.arguments):
-            parameters = [*node.posonlyargs, *node.args]
-            defaults = node.defaults
-            named += [
-                (p.arg, d)
-                for p, d in zip(
-                    parameters[len(parameters) - len(defaults) :], defaults, strict=True
-                )
+            last = reversed([*node.posonlyargs, *node.args])  # have the defaults
+            pairs = [
+                *zip(last, reversed(node.defaults), strict=False),
+                *zip(node.kwonlyargs, node.kw_defaults, strict=True),
             ]
-            named += [(p.arg, d) for p, d in zip(node.kwonlyargs, node.kw_defaults, strict=True)]
+            named += [(parameter.arg, default) for parameter, default in pairs]
     return [
         each
         for name, each in named

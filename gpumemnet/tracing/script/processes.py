@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.process import BaseProcess
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -153,13 +154,14 @@ def as_rank(
     def ended(*args: object, **kwargs: object) -> None:
         """Do nothing: the group is needed until the script ends."""
 
-    with stack:
-        stack.enter_context(
-            patch.dict(os.environ, {} if ranks is None else torchrun_environment(ranks, rank))
-        )
-        begins = [(name, begin) for name in training.INIT_PROCESS_GROUP]
-        ends = [(name, ended) for name in training.DESTROY_PROCESS_GROUP]
-        stack.enter_context(replaced([*begins, *ends, (training.SPAWN, _first_alone)]))
+    environment = {} if ranks is None else torchrun_environment(ranks, rank)
+    begins = [(name, begin) for name in training.INIT_PROCESS_GROUP]
+    ends = [(name, ended) for name in training.DESTROY_PROCESS_GROUP]
+    with (
+        patch.dict(os.environ, environment),
+        replaced([*begins, *ends, (training.SPAWN, _first_alone)]),
+        stack,
+    ):
         try:
             yield
         finally:
@@ -167,20 +169,13 @@ def as_rank(
                 note("the script has started no process group; this is its memory on one GPU")
 
 
-class _Ended:
-    """Processes that have ended."""
-
-    def join(self, *args: object, **kwargs: object) -> bool:
-        """Return at once."""
-        return True
-
-
 def _first_alone(
     function: Callable[..., object],
     args: tuple[object, ...] = (),
     *others: object,
     **kwargs: object,
-) -> _Ended:
-    """Replace ``torch.multiprocessing.spawn``: run the first of several processes in this one."""
+) -> SimpleNamespace:
+    """Replace ``torch.multiprocessing.spawn``: run the first of several processes in this one; all
+    have then ended."""
     function(0, *args)
-    return _Ended()
+    return SimpleNamespace(join=lambda *timeout, **named: True)

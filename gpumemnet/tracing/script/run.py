@@ -13,7 +13,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -591,30 +591,26 @@ def _run(
     values, gpus = requests.values, local_ranks(call.ranks or 1)
     end = os._exit  # a process that the script forked ends at once
     torch.cuda.is_available()  # CUDA reads which GPUs it may use once: none
-    with ExitStack() as stack:
-        numbers = ",".join(map(str, range(gpus)))
-        if call.ranks is None:
-            numbers = os.environ.get(VISIBLE_ON_LINE) or numbers
-        stack.enter_context(patch.dict(os.environ, {VISIBLE: numbers}))
-        stack.enter_context(
-            patch.object(
-                os, "_exit", lambda code: sys.exit(code) if is_own_process() else end(code)
-            )
-        )
-        stack.enter_context(without_dynamo())
-        stack.enter_context(launches_do_nothing(before_import=True))
-        stack.enter_context(requests)
-        stack.enter_context(seen_within_operators(requests))
-        stack.enter_context(cuda_kernels(platform))
-        stack.enter_context(present_gpu(platform, observer, values, requests, gpus))
-        if call.stages is not None:
-            stack.enter_context(prepared(call.stages.preparations()))
-        stack.enter_context(observer.observing())
-        stack.enter_context(observer.loops.watching())
-        stack.enter_context(observer.recorder)
-        stack.enter_context(as_rank(call.ranks, observer, values.note_once, call.rank, call.stages))
-        stack.enter_context(processes_inherit_gpu(traced))
-        stack.enter_context(threads_inherit_modes())
+    numbers = ",".join(map(str, range(gpus)))
+    if call.ranks is None:
+        numbers = os.environ.get(VISIBLE_ON_LINE) or numbers
+    with (
+        patch.dict(os.environ, {VISIBLE: numbers}),
+        patch.object(os, "_exit", lambda code: sys.exit(code) if is_own_process() else end(code)),
+        without_dynamo(),
+        launches_do_nothing(before_import=True),
+        requests,
+        seen_within_operators(requests),
+        cuda_kernels(platform),
+        present_gpu(platform, observer, values, requests, gpus),
+        prepared(call.stages.preparations() if call.stages is not None else {}),
+        observer.observing(),
+        observer.loops.watching(),
+        observer.recorder,
+        as_rank(call.ranks, observer, values.note_once, call.rank, call.stages),
+        processes_inherit_gpu(traced),
+        threads_inherit_modes(),
+    ):
         if call.program is not None:
             call.program()
         else:

@@ -50,6 +50,7 @@ from gpumemnet.torch_private.script import (
     PRINT,
     REMOVE,
     SAFETENSORS_SAVE,
+    SAFETENSORS_TYPES,
     SAVE,
     unseen,
 )
@@ -74,20 +75,6 @@ def goes_to_gpu(map_location: Any, location: str) -> bool:
 _MAX_BUFFER_BYTES: Final = 2**31
 """Largest file that is written to memory, where zeros take room."""
 _CHUNK_BYTES: Final = 2**20
-_SAFETENSORS_TYPES: Final = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-}
 
 
 class SavedFiles:
@@ -474,10 +461,11 @@ class SavedFiles:
 def _write_safetensors_of_zeros(tensors: Mapping[str, Tensor], target: Path, metadata: Any) -> None:
     """Write a sparse file in the format of safetensors: the header's length, header, data."""
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    names = {dtype: name for name, dtype in SAFETENSORS_TYPES.value().items()}
     end = 0
     for name, tensor in tensors.items():
         begin, end = end, end + prod(tensor.shape) * tensor.element_size()
-        kind = _SAFETENSORS_TYPES[tensor.dtype]
+        kind = names[tensor.dtype]
         shape = list(tensor.shape)
         header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()

@@ -246,9 +246,6 @@ def cuda_functions(
     def another(function: Callable[..., object]) -> Callable[..., object]:
         return lambda *args, **kwargs: function(*args, **kwargs)
 
-    def allocated() -> Callable[..., int]:
-        return lambda *args, **kwargs: live_bytes()
-
     def overrides(values: Iterable[object]) -> bool:
         """Whether a class overrides functions of PyTorch, as a script may ask; modes do not count."""
         known = (Tensor, nn.Parameter)
@@ -288,7 +285,7 @@ def cuda_functions(
     functions: dict[str, Any] = {name: always(value) for name, value in constants.items()}
     functions["device_count"] = counted
     functions |= {name: always(None) for name in _WITHOUT_EFFECT}
-    functions |= {name: allocated() for name in _AMOUNTS}
+    functions |= {name: lambda *args, **kwargs: live_bytes() for name in _AMOUNTS}
     functions |= {
         "get_device_properties": properties,
         "mem_get_info": lambda *args: (
