@@ -14,7 +14,6 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from gpumemnet.cli.output import check_writable
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import TRAINING_OPTIONS
@@ -257,17 +256,3 @@ def parse_memory(text: str, field: str) -> int:
             f"must be an amount of memory such as 20GiB or 20480MiB, not {describe(text)}", field
         )
     return int(amount * _UNITS[unit])
-
-
-def check_plot(path: Path | None) -> None:
-    """Checks that a picture can be written, before it is computed.
-
-    Raises:
-        InvalidRequestError: the file has another suffix, or cannot be written.
-    """
-    if path is None:
-        return
-    from gpumemnet.tracing.plot import picture_format
-
-    picture_format(path)
-    check_writable(path, "plot")

@@ -30,7 +30,6 @@ from gpumemnet.cli.options import (
     ShowOutput,
     TraceContextMib,
     TraceGpu,
-    check_plot,
     machine_option,
     named_values,
     parse_memory,
@@ -399,6 +398,20 @@ def _host_verdict(host: HostMemory) -> Text:
         f": {amount_text(host.node_bytes)} for tensors{each}{pinned if host.pinned_bytes else ''}; "
         "Python, libraries and the driver come on top",
     )
+
+
+def check_plot(path: Path | None) -> None:
+    """Checks that a picture can be written, before it is computed.
+
+    Raises:
+        InvalidRequestError: the file has another suffix, or cannot be written.
+    """
+    if path is None:
+        return
+    from gpumemnet.tracing.plot import picture_format
+
+    picture_format(path)
+    check_writable(path, "plot")
 
 
 def amount_text(amount_bytes: int) -> str:
