@@ -31,12 +31,10 @@ LAYER_GROUPS: Final = {group: tuple(kinds) for group, kinds in KIND_TABLE.items(
 """Layer group → its kinds.  Features are computed per group, so the groups are part of the feature
 schema."""
 
-GROUP_NAMES: Final[tuple[str, ...]] = tuple(LAYER_GROUPS)
-GROUP_OF_KIND: Final[dict[str, str]] = {
-    kind: group for group, kinds in LAYER_GROUPS.items() for kind in kinds
-}
-KINDS: Final[tuple[str, ...]] = tuple(GROUP_OF_KIND)
-CODE_OF_KIND: Final[dict[str, int]] = {kind: code for code, kind in enumerate(KINDS)}
+GROUP_NAMES: Final = tuple(LAYER_GROUPS)
+GROUP_OF_KIND: Final = {kind: group for group, kinds in LAYER_GROUPS.items() for kind in kinds}
+KINDS: Final = tuple(GROUP_OF_KIND)
+CODE_OF_KIND: Final = {kind: code for code, kind in enumerate(KINDS)}
 OTHER_CODE: Final = CODE_OF_KIND["other"]
 
 

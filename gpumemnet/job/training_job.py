@@ -143,7 +143,7 @@ class TrainingOptions:
         return {name: getattr(self, name) for name in TRAINING_OPTIONS}
 
 
-TRAINING_OPTIONS: Final[dict[str, Option]] = {
+TRAINING_OPTIONS: Final = {
     each.name: Option(each.name, cast(Any, each.default), **each.metadata)
     for each in fields(TrainingOptions)
 }
@@ -181,12 +181,12 @@ ACTIVATION_FUNCTIONS: Final = (
 OUTPUTS_FREED: Final = ("before_backward", "after_step", "by_next_step")
 MAX_BATCHES_ON_GPU: Final = 2**10
 
-_DECLARATIONS: Final[dict[str, Option]] = {
+_DECLARATIONS: Final = {
     "family": Option("family", "", "the family of the network", FAMILIES),
     "activation_function": Option("activation_function", None, "", ACTIVATION_FUNCTIONS),
     "outputs_freed": Option("outputs_freed", None, "", OUTPUTS_FREED),
 } | TRAINING_OPTIONS
-FIELD_CHOICES: Final[dict[str, tuple[str, ...]]] = {
+FIELD_CHOICES: Final = {
     name: _DECLARATIONS[name].choices
     for name in (
         *("family", "optimizer", "precision", "activation_function", "attention_kernel"),
@@ -324,10 +324,8 @@ FIELD_DEFAULTS: Final[dict[str, Any]] = {
 }
 """Field → its value when a job does not state it; for required fields ``None``, which every check
 refuses."""
-JOB_FIELDS: Final[tuple[str, ...]] = tuple(FIELD_DEFAULTS)
-REQUIRED_FIELDS: Final[tuple[str, ...]] = tuple(
-    each.name for each in fields(TrainingJob) if each.default is MISSING
-)
+JOB_FIELDS: Final = tuple(FIELD_DEFAULTS)
+REQUIRED_FIELDS: Final = tuple(each.name for each in fields(TrainingJob) if each.default is MISSING)
 NULLABLE_FIELDS: Final = frozenset(
     each.name for each in fields(TrainingJob) if each.default is None
 )
@@ -346,9 +344,9 @@ FIELD_RANGES: Final[tuple[tuple[str, int, int], ...]] = (
 )
 """Name, smallest and largest value of each count field."""
 
-OPTION_FIELDS: Final[tuple[str, ...]] = (*FIELD_CHOICES, *OPTION_SWITCHES)
+OPTION_FIELDS: Final = (*FIELD_CHOICES, *OPTION_SWITCHES)
 """Fields of a set of options, in this order."""
-NUMBER_FIELDS: Final[tuple[str, ...]] = tuple(name for name, _, _ in FIELD_RANGES)
+NUMBER_FIELDS: Final = tuple(name for name, _, _ in FIELD_RANGES)
 TOTAL_FIELDS: Final = {"total_activations": "activations", "total_parameters": "parameters"}
 """Field → the layers' field that adds up to it."""
 UNSTATED_AS_ZERO: Final = frozenset({"sequence_length", "traced_peak_bytes", "batches_on_gpu"})

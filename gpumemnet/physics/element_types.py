@@ -49,7 +49,7 @@ class ElementBytes:
         return FULL_BYTES if self.is_autocast else self.activation
 
 
-ELEMENT_BYTES: Final[dict[str, ElementBytes]] = {
+ELEMENT_BYTES: Final = {
     "fp32": ElementBytes(4, 4, 4, 0),
     "tf32": ElementBytes(4, 4, 4, 0),
     "amp_fp16": ElementBytes(4, 4, 2, 2),
@@ -58,10 +58,10 @@ ELEMENT_BYTES: Final[dict[str, ElementBytes]] = {
 }
 """Precision → bytes per element."""
 
-AUTOCAST_TYPES: Final[dict[str, str]] = {"amp_fp16": "float16", "amp_bf16": "bfloat16"}
+AUTOCAST_TYPES: Final = {"amp_fp16": "float16", "amp_bf16": "bfloat16"}
 """Precision → the type that autocast computes in, by its name in torch; only the precisions that
 use autocast."""
-MODEL_TYPES: Final[dict[str, str]] = {"bf16": "bfloat16"}
+MODEL_TYPES: Final = {"bf16": "bfloat16"}
 """Precision → the type that the model and its inputs are converted to; only the precisions that
 convert them."""
 SCALED_PRECISIONS: Final = frozenset({"amp_fp16"})
@@ -83,7 +83,7 @@ BANNED: Final[Sequence[str]] = _AUTOCAST["banned"]
 """Operators that raise."""
 
 
-CHANNELS_LAST_FORMATS: Final[dict[int, str]] = {4: "channels_last", 5: "channels_last_3d"}
+CHANNELS_LAST_FORMATS: Final = {4: "channels_last", 5: "channels_last_3d"}
 """Dimensions of a tensor → its channels-last format, by its name in torch.  Tensors of other
 dimensions have none."""
 IMAGE_DIMENSIONS: Final = 4

@@ -47,7 +47,7 @@ class OptimizerRule:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-OPTIMIZER_RULES: Final[dict[str, OptimizerRule]] = {
+OPTIMIZER_RULES: Final = {
     name: OptimizerRule(**rule) for name, rule in shipped_json("physics/optimizers.json").items()
 }
 """Name of the optimizer → its rule, in the order of
@@ -59,7 +59,7 @@ numerator.  Adafactor's state of a wide matrix is next to nothing; its loop hold
 variance, and squares for its mean.
 """
 
-IMPLEMENTATION_SWITCHES: Final[dict[str, dict[str, bool]]] = {
+IMPLEMENTATION_SWITCHES: Final = {
     "default": {},
     "foreach": {"foreach": True},
     "fused": {"fused": True},
@@ -94,13 +94,11 @@ class OptimizerCopies:
     is_foreach: bool = True
 
 
-FOREACH_COPIES: Final[dict[str, OptimizerCopies]] = {
+FOREACH_COPIES: Final = {
     name: OptimizerCopies(rule.state_copies, rule.foreach_copies)
     for name, rule in OPTIMIZER_RULES.items()
 }
-LOOP_COPIES: Final[dict[str, float]] = {
-    name: rule.loop_copies for name, rule in OPTIMIZER_RULES.items()
-}
+LOOP_COPIES: Final = {name: rule.loop_copies for name, rule in OPTIMIZER_RULES.items()}
 # The version of the features is a hash over these two, as they are printed:
 # gpumemnet.predict.features.FEATURE_SCHEMA.
 

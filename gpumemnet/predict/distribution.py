@@ -239,7 +239,7 @@ def bins_of_width(width_bytes: float, top_bytes: int = DEFAULT_TOP_BYTES) -> Bin
     return BinScheme(width, math.ceil(top_bytes / width) + 1 if width > 0 else 0)
 
 
-PUBLISHED_BINS: Final[dict[str, BinScheme]] = {
+PUBLISHED_BINS: Final = {
     (name := f"published-{width}mib"): replace(bins_of_width(width * MIB), name=name)
     for width in (1000, 2000, 8000)
 }

@@ -57,8 +57,8 @@ TOTAL_COLUMNS, LAYER_COLUMNS = (
 )
 """Columns that need only the totals, and those that need the layer list."""
 
-FEATURE_COLUMNS: Final[tuple[Column, ...]] = TOTAL_COLUMNS + LAYER_COLUMNS
-FEATURE_NAMES: Final[tuple[str, ...]] = tuple(column.name for column in FEATURE_COLUMNS)
+FEATURE_COLUMNS: Final = TOTAL_COLUMNS + LAYER_COLUMNS
+FEATURE_NAMES: Final = tuple(column.name for column in FEATURE_COLUMNS)
 _KIND_RULES: Final = [[float(value) for value in rule] for rule in KIND_RULES.values()]
 FEATURE_SCHEMA: Final = hashlib.sha256(
     repr(
@@ -245,7 +245,7 @@ MAX_TOKENS: Final = 128
 """Most tokens of a job; a longer layer list is divided into runs of equal length, one token per
 run."""
 
-SEQUENCE_COLUMNS: Final[tuple[str, ...]] = (
+SEQUENCE_COLUMNS: Final = (
     *(f"is_{group}" for group in GROUP_NAMES),
     "log_activation_bytes",
     "log_weight_bytes",

@@ -243,7 +243,7 @@ def part_on_rank(tensor: Tensor) -> Tensor:
     return getattr(tensor, "_local_tensor", tensor)
 
 
-STORAGE_RESIZE: Final[TorchName] = TorchName("torch:UntypedStorage.resize_")
+STORAGE_RESIZE: Final = TorchName("torch:UntypedStorage.resize_")
 """To notice that fully_shard gives up gathered parameters."""
 
 

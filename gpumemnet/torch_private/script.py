@@ -59,7 +59,7 @@ GATHER: Final = TorchName("torch._C:_gather", is_created=True)
 SCATTER_STREAM: Final = TorchName("torch.nn.parallel._functions:_get_stream")
 OVERRIDES: Final = TorchName("torch.overrides:has_torch_function")
 
-TENSOR_TYPES: Final[dict[str, torch.dtype]] = {
+TENSOR_TYPES: Final = {
     "FloatTensor": torch.float32,
     "HalfTensor": torch.float16,
     "BFloat16Tensor": torch.bfloat16,

@@ -47,7 +47,7 @@ _OF_VALUES: Final = (
     nn.KLDivLoss,
 )
 """Losses of ``torch.nn`` whose target is like the output."""
-_NAMED: Final[dict[str, type[nn.Module]]] = {
+_NAMED: Final = {
     "cross_entropy": nn.CrossEntropyLoss,
     "mse": nn.MSELoss,
     "bce": nn.BCEWithLogitsLoss,

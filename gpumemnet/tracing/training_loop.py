@@ -171,9 +171,7 @@ _NAMES: Final = (
     "batch, output and loss of a step live until the next step replaces them, as in most loops; "
     "keeps_names=False is for a loop that calls a function for each step."
 )
-AUTOCAST: Final[dict[str, torch.dtype]] = {
-    name: getattr(torch, type_) for name, type_ in AUTOCAST_TYPES.items()
-}
+AUTOCAST: Final = {name: getattr(torch, type_) for name, type_ in AUTOCAST_TYPES.items()}
 """Precision with autocast → the type that autocast computes in."""
 
 

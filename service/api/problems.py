@@ -57,7 +57,7 @@ WRONG_METHOD: Final = ProblemKind(
     "method-not-allowed", 405, "The path does not support this method"
 )
 
-_KIND_OF_ERROR: Final[dict[type[FieldError], ProblemKind]] = {
+_KIND_OF_ERROR: Final = {
     InvalidJobError: INVALID_JOB,
     InvalidRequestError: INVALID_REQUEST,
     UnsupportedJobError: UNSUPPORTED_JOB,

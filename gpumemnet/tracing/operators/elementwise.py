@@ -80,7 +80,7 @@ from gpumemnet.tracing.operators.rules import (
     tensor_bytes,
 )
 
-CHANNELS_LAST: Final[dict[int, torch.memory_format]] = {
+CHANNELS_LAST: Final = {
     dimensions: getattr(torch, name) for dimensions, name in CHANNELS_LAST_FORMATS.items()
 }
 """Dimensions of a tensor → its channels-last format."""
