@@ -234,6 +234,9 @@ class Loops:
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._tops: defaultdict[str, int] = defaultdict(int)
         """Place of a loop → the most bytes on the GPU in a round."""
+        self._ended: dict[str, tuple[int, int]] = {}
+        """Place of a loop that has trained → rounds that brought nothing new at its end, and the most
+        bytes that a round has left."""
         self._called: defaultdict[str, set[str]] = defaultdict(set)
         """Place of a loop, or name of a function → names that it calls."""
         self.training: set[str] = set()
@@ -254,12 +257,22 @@ class Loops:
     def __reduce__(self) -> tuple[Any, ...]:
         return _Nowhere, ()  # datasets hashes functions with what they name
 
-    def rounds(self, place: str, items: Iterable[Any] = iter(int, 1)) -> Iterator[Any]:
-        """Yield the items of a loop, keeping none of them; 0 for a ``while`` loop."""
+    def rounds(
+        self, place: str, items: Iterable[Any] = iter(int, 1), gives: bool = False
+    ) -> Iterator[Any]:
+        """Yield the items of a loop, keeping none of them; 0 for a ``while`` loop.
+
+        Args:
+            place: its own.
+            items: what it is over.
+            gives: whether it ends by returning a value only, so that it is not left unless it trains.
+        """
         if current_thread() is not main_thread():  # it ends with the script
             yield from items
             return
-        iterator, calm, most_bytes, rise = iter(items), 0, 0, 0
+        iterator, rise = iter(items), 0
+        # Another epoch begins as the one before has ended.
+        calm, most_bytes = self._ended.get(place, (0, 0)) if self.has_trained else (0, 0)
         numbers = _shown(items)
         second, event, (steps, made) = process_time(), self._recorder.now(), self.trained()
         loop = _Running(numbers if isinstance(numbers, range) else (), steps)
@@ -295,7 +308,7 @@ class Loops:
                 if made > before[2]:
                     self.making.add(place)
                 if place in self.training:
-                    wanted = 1 if loop.is_outer and loop.numbers else _CALM_ROUNDS_OF_TRAINING
+                    wanted = 2 - bool(loop.numbers) if loop.is_outer else _CALM_ROUNDS_OF_TRAINING
                     is_done = has_trained and calm >= wanted
                     # Other numbers bring something else, and epochs were cut for them.
                     is_over = is_done or bool(
@@ -313,7 +326,7 @@ class Loops:
                     is_early = not self.has_stepped and self._generates()
                     seconds = max(seconds, _MORE_SECONDS if keeps else 0)
                     is_calm = calm >= _CALM_ROUNDS and not (self.has_stepped and loop.ends_itself)
-                    is_over = spent > seconds and (is_early or is_calm)
+                    is_over = spent > seconds and (is_early or is_calm) and not gives
                 if is_over:
                     self.left.update({} if self.has_stepped else {place: None})
                     yield from loop.rest(second - before[0]) if place in self.training else ()
@@ -326,6 +339,8 @@ class Loops:
                 self.making.discard(place)
             self._running.remove(loop)
             self._waits = False
+            if place in self.training:
+                self._ended[place] = calm, most_bytes
             self.training.discard(place)
         self.making.discard(place)  # not where the trace ends within
 

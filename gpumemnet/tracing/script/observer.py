@@ -57,6 +57,7 @@ from gpumemnet.tracing.script.repeated_passes import RepeatedPasses
 from gpumemnet.tracing.script.simulated_cuda import Streams
 from gpumemnet.tracing.script.whole_run import (
     GENERATION,
+    LATER_SECONDS,
     MORE_EVENTS,
     MORE_EVENTS_OF_GENERATION,
     MORE_SECONDS,
@@ -205,6 +206,8 @@ class ScriptObserver:
         self._whole: WholeRun | None = None
         self._is_counting = False
         self._in_engine = self._has_engine = False
+        self._trains_another = False
+        """Whether an optimizer was made once the script had trained for as long as is wanted."""
         self._end = self._counted_from = 0
         self._counted_at = 0.0
 
@@ -438,6 +441,9 @@ class ScriptObserver:
             if not self._is_counting:
                 self._made.append(weakref.ref(optimizer))
                 self.loaders.is_over = self.loaders.is_over and False
+                if self.loops.has_trained and not self._trains_another:
+                    self._trains_another = True
+                    shorten_alarm(min(REST_SECONDS, self.more_seconds) or REST_SECONDS)
             make_optimizer(optimizer, *args, **kwargs)
 
         handles = [
@@ -519,9 +525,11 @@ class ScriptObserver:
         events = self.recorder.now() - self._counted_from
         is_long = self.recorder.phase == GENERATION or self.loops.has_trained
         most = MORE_EVENTS_OF_GENERATION if is_long else MORE_EVENTS
+        seconds = process_time() - self._counted_at
+        is_late = seconds > self.more_seconds / 2 and not self.loops.has_trained  # slow steps
         is_enough = (
-            events > most
-            and process_time() > self._counted_at + MORE_SECONDS
+            (events > most or is_late)
+            and seconds > MORE_SECONDS
             and all(self._stepped[id(each)] != 1 for each in self._optimizers())
         )
         if not (is_enough or (is_over and not self.loops.has_trained)):
@@ -533,6 +541,7 @@ class ScriptObserver:
         if self.loops.trains or self.loaders.known:
             self.loops.has_trained = True
             self.loaders.is_over = not self.loops.trains or None
+            self.loaders.seconds = LATER_SECONDS
             self._counted_from, self._counted_at = self.recorder.now(), process_time()
             shorten_alarm(min(REST_SECONDS, self.more_seconds) or REST_SECONDS)
             return

@@ -68,7 +68,8 @@ _Draw = tuple[int, tuple[Any, ...]]
 _MOST_KEPT_BYTES: Final = 2**28
 """Size of a chosen batch that is kept, to be given again."""
 _SECONDS: Final = 3.0
-"""CPU time to read samples of one data set; on the clock it may take three times as long."""
+LATER_SECONDS: Final = 1.0
+"""CPU time to read samples of a data set, and of one that is first read after training."""
 _EVALUATION_SECONDS: Final = 3.0
 """CPU time of an evaluation that goes on to its end, because the script may count what it gave."""
 _SLOW_ROUNDS: Final = 6
@@ -164,6 +165,8 @@ class Loaders:
         self._resized = resized
         self.batch_sizes: dict[int, bool] = {}
         """Batch sizes of data loaders, and of arguments and files → whether they are of the latter."""
+        self.seconds = _SECONDS
+        """CPU time to read samples of one data set; on the clock it may take three times as long."""
         self.known: WeakKeyDictionary[DataLoader[Any], list[Any]] = WeakKeyDictionary()
         self.drawn: WeakKeyDictionary[DataLoader[Any], dict[Any, Any]] = WeakKeyDictionary()
         """Numbers of the samples of the longest batch, where a data set draws their sizes → the
@@ -252,8 +255,8 @@ class Loaders:
             longest = last = beside = None
             with suppress(Exception), unseen():
                 sizes: dict[Any, int] = {}
-                longest, last, beside = _longest_and_last(loader, sizes, self.unread)
-                self.drawn[loader] = _largest_draws(loader, longest or (), sizes)
+                longest, last, beside = _longest_and_last(loader, sizes, self.unread, self.seconds)
+                self.drawn[loader] = _largest_draws(loader, longest or (), sizes, self.seconds)
             known = [("the last batch", last), ("the longest batch", longest)]
             # Without no_grad, the graph of a batch lives until there is the next one.
             if torch.is_grad_enabled() and not self.trains(loader):
@@ -438,7 +441,7 @@ class _Batches:
 
 
 def _longest_and_last(
-    loader: DataLoader[Any], sizes: dict[Any, int], unread: dict[str, None]
+    loader: DataLoader[Any], sizes: dict[Any, int], unread: dict[str, None], seconds: float
 ) -> tuple[Sequence[Any] | None, ...]:
     """Return the numbers of the samples in the longest batch, if samples differ in size, in the
     last one, if it is smaller, and in the one beside the longest.
@@ -447,6 +450,7 @@ def _longest_and_last(
         loader: gives them.
         sizes: gets the sizes of samples that were read.
         unread: gets a sentence if there was no time to find the longest.
+        seconds: CPU time for it.
     """
     data, sampler = vars(loader)["dataset"], loader.batch_sampler
     if sampler is None or not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
@@ -460,7 +464,7 @@ def _longest_and_last(
         if drawn >= count:  # a sampler may go on for billions of samples
             break
     last = batches[-1] if len(batches[-1]) < len(batches[0]) else None
-    has_time = _time_to_read()
+    has_time = _time_to_read(seconds)
     # A sampler that gives more than a number chooses what differs from batch to batch.
     firsts = [batch[0] for batch in batches if batch]
     known = firsts if isinstance(firsts[0], tuple) else range(count)
@@ -484,9 +488,9 @@ def _longest_and_last(
     return batches[place], last, beside
 
 
-def _time_to_read() -> Callable[[], bool]:
+def _time_to_read(seconds: float) -> Callable[[], bool]:
     """Return what tells whether there is time left; other programs may take the CPU."""
-    end, last_second = process_time() + _SECONDS, monotonic() + 3 * _SECONDS
+    end, last_second = process_time() + seconds, monotonic() + 3 * seconds
     return lambda: process_time() < end and monotonic() < last_second
 
 
@@ -547,12 +551,12 @@ def _are_alike(size: int, other: float) -> bool:
 
 
 def _largest_draws(
-    loader: DataLoader[Any], numbers: Sequence[Any], sizes: dict[Any, int]
+    loader: DataLoader[Any], numbers: Sequence[Any], sizes: dict[Any, int], seconds: float
 ) -> dict[Any, Any]:
     """Return the largest of several draws of each sample, if the data set draws their ``sizes``."""
     data: Any = vars(loader)["dataset"]
     largest: dict[Any, tuple[int, Any]] = {}
-    has_time, is_drawn = _time_to_read(), False
+    has_time, is_drawn = _time_to_read(seconds), False
     few = (list(numbers[: _SAMPLED // 2]) * _SAMPLED)[:_SAMPLED]
     for count, number in enumerate(few + list(numbers) * _DRAWS):
         if not has_time() or (count == len(few) and not is_drawn):
