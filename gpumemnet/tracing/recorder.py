@@ -440,6 +440,10 @@ class Recorder(DispatchMode):
             for tensor in outputs[: _ON_THE_GPU.get(func)]
             if storage_id(tensor) not in self._live
         ]
+        if func is aten.resize_.default and not fresh:
+            storage = storage_of(result)
+            if storage.nbytes() > self._storages[self._live[id_of_storage(storage)]].size_bytes:
+                self.resized(storage)
         if func in _LAST_OUTPUT_FIRST:
             fresh.reverse()
         device = kwargs.get("device")

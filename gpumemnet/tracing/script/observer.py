@@ -595,12 +595,14 @@ class ScriptObserver:
                 "the largest that was seen counts, and a larger one takes more"
             )
         state = (
-            self.recorder.numbers_of(
-                each
-                for parameter, values in optimizer.state.items()
-                if id(parameter) not in self._frozen
-                for each in tensors_in(values)
-            )
+            set(
+                self.recorder.numbers_of(
+                    each
+                    for parameter, values in optimizer.state.items()
+                    if id(parameter) not in self._frozen
+                    for each in tensors_in(values)
+                )
+            ).difference(self.recorder.numbers_of(parameters_of(optimizer)))  # as SAM puts back
             for optimizer in self._optimizers()
         )
         return WholeRun(

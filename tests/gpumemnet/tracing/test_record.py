@@ -121,7 +121,7 @@ def test_tied_weights_are_there_once(platform: Platform) -> None:
     assert held["parameter"] == held["gradient"] == FLOAT * 64 * 8
 
 
-@pytest.mark.parametrize("length", [20_000, 2_000_000])
+@pytest.mark.parametrize("length", [20_000, 10_000_000])
 def test_tables_of_whole_numbers_keep_values_that_models_read(
     platform: Platform, length: int
 ) -> None:
@@ -133,7 +133,7 @@ def test_tables_of_whole_numbers_keep_values_that_models_read(
 
     model = Reads(8, 4)
     model.register_buffer("table", torch.arange(length))
-    if length > 2**20:
+    if length > 2**23:
         with pytest.raises(ExtractError, match="values"):
             traced(model, torch.zeros(2, 8), platform)
     else:

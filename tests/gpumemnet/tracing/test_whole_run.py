@@ -117,6 +117,46 @@ for epoch in range(300):
         5 * 512 + WORKSPACE + 4,
         "optimizer of a later step",
     ),
+    "resized": Case(  # weights, gradients, what was a small tensor
+        """
+w, held = nn.Parameter(torch.zeros(4096, 4096, device="cuda")), torch.zeros(10, device="cuda")
+optimizer = torch.optim.SGD([w], 0.1)
+for i in range(4):
+    held.resize_(4096, 8192).zero_()
+    step(optimizer, w.sum())
+""",
+        256,
+        256 + 4,
+    ),
+    "weights_put_back": Case(  # weights, those put back, gradients, momentum, scaled gradients
+        """
+class SAM(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+        self.base = torch.optim.SGD(self.param_groups, 0.1, momentum=0.9)
+    @torch.no_grad()
+    def step(self, closure):
+        parameters = self.param_groups[0]["params"]
+        for p in parameters:
+            self.state[p]["before"] = p.data.clone()
+            p.add_(p.grad * 0.1)
+        self.zero_grad()
+        with torch.enable_grad(): closure()
+        for p in parameters: p.data = self.state[p]["before"]
+        self.base.step()
+        self.zero_grad()
+net, x = wide(1), torch.randn(64, 4096).cuda()
+plain, sam = torch.optim.SGD(net.parameters(), 0.1), SAM(net.parameters())
+for i in range(100):
+    if i < 10: step(plain, net(x).mean())
+    else:
+        net(x).mean().backward()
+        sam.step(lambda: net(x).mean().backward())
+""",
+        320,
+        320 + WORKSPACE + 4,
+        "optimizer of a later step",
+    ),
     "average": Case(  # weights, copy, gradients
         """
 model, moments = wide(4), {0: None, 400: "copy"}
