@@ -113,12 +113,11 @@ class _Changing(ast.NodeTransformer):
             return node
         test = ast.If(ast.UnaryOp(ast.Not(), node.test), [ast.Break()], [])
         body = [ast.copy_location(test, node.test), *node.body]
+        items: tuple[ast.expr, ...] = ()
         parts = [*ast.walk(node)]
         gives = any(isinstance(each, ast.Return) and each.value is not None for each in parts)
         if gives and not any(isinstance(each, ast.Break) for each in parts):
             items = (ast.parse("iter(int, 1)", mode="eval").body, ast.Constant(True))
-        else:
-            items = ()
         loop = ast.For(ast.Name("_round", ast.Store()), self._rounds(node, *items), body, [])
         return ast.copy_location(loop, node)
 

@@ -202,8 +202,12 @@ def _trace_in_child(document: dict[str, Any]) -> dict[str, Any]:
     answer, *others = sorted((*found, *started), key=lambda each: -each.expected_bytes)
     if started:
         amounts = f" ({', '.join(f'{each.expected_bytes / MIB:,.0f} MiB' for each in others)})"
+        is_own = any(each is answer for each in found)
+        what = (
+            "starts processes that use the GPU" if is_own else "trains in a process that it starts"
+        )
         note = (
-            "the script trains in a process that it starts; this is the memory of the largest one that trained, "
+            f"the script {what}; this is the memory of the largest one that trained, "
             f"and each other process on the GPU{amounts if others else ''} takes its own"
         )
         answer = replace(answer, notes=(note, *answer.notes))

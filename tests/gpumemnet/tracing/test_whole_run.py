@@ -117,7 +117,7 @@ for epoch in range(300):
         5 * 512 + WORKSPACE + 4,
         "optimizer of a later step",
     ),
-    "resized": Case(  # weights, gradients, what was a small tensor
+    "resized_tensor": Case(  # weights, gradients, what was a small tensor
         """
 w, held = nn.Parameter(torch.zeros(4096, 4096, device="cuda")), torch.zeros(10, device="cuda")
 optimizer = torch.optim.SGD([w], 0.1)
