@@ -1,14 +1,15 @@
 """Compares traces of scripts with whole runs that have true values: peaks of what tensors take.
 
-``python benchmarks/true_values.py SCRIPT…`` needs no GPU.  Each
-script runs to its end in plain Python.  Tensors of the CPU that are marked play those of the GPU:
-what is moved or made there is marked, and so is what an operator makes from it.  Weak references
-tell when their bytes are released.  The same script is then traced.  Both sides count the bytes
-asked for, without workspaces of libraries and scratch memory of kernels.
+``python benchmarks/true_values.py SCRIPT…`` needs no GPU.  Each script runs to its end in plain
+Python.  Tensors of the CPU that are marked play those of the GPU: what is moved or made there is
+marked, and so is what an operator makes from it.  Weak references tell when their bytes are
+released.  The same script is then traced.  Both sides count the bytes asked for, without workspaces
+of libraries and scratch memory of kernels.
 
-The CPU runs other kernels than CUDA.  Dropout and attention take here what they take on CUDA, and
-stacks of recurrent layers keep cuDNN's reserve space.  Autocast is that of the CPU; streams, several
-GPUs and compiled code are not played.  Scripts should be small, and seed what they draw.
+The CPU runs other kernels than CUDA.  Dropout takes here what it takes on CUDA, sums of gradients
+are formed in place, and stacks of recurrent layers keep cuDNN's reserve space.  Attention with a
+mask may differ by some tensors of its size.  Autocast, streams, several GPUs and compiled code are
+not played.  Scripts should be small, and seed what they draw.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial, wraps
 from pathlib import Path
@@ -32,7 +33,6 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -42,8 +42,11 @@ from gpumemnet.gpu import device_profile  # noqa: E402
 from gpumemnet.physics.saved_tensors import reserve_elements  # noqa: E402
 from gpumemnet.sandbox.process import NO_COMPILING  # noqa: E402
 from gpumemnet.torch_private.names import (  # noqa: E402
+    DispatchMode,
+    aten,
     backward_runs,
     dense_parts,
+    reference_counts,
     replaced,
     storage_id,
 )
@@ -59,12 +62,24 @@ from gpumemnet.units import MIB  # noqa: E402
 
 SECONDS: Final = 300
 """Limit of a run."""
-PACK: Final = torch.ops.aten._pack_padded_sequence.default
+PACK: Final = aten._pack_padded_sequence.default
 """Its second output, the sizes of batches, is on the host."""
+ADD: Final = aten.add.Tensor
+ENGINE: Final = torch.autograd.graph._engine_run_backward.__code__
+HELD_ONCE: Final = (4, 2)
+"""Owners of a tensor and its storage in :meth:`PlayedGpu.run`, if the engine
+alone has it."""
+IN_PLACE: Final = {
+    ADD: aten.add_.Tensor,
+    aten.scatter.src: aten.scatter_.src,
+    aten.index_put.default: aten.index_put_.default,
+    aten.scatter_add.default: aten.scatter_add_.default,
+}
+"""What the engine writes into its own tensors, unless a mode is entered."""
 LIKE: Final = (
     *("new_tensor", "new_empty", "new_full", "new_zeros", "new_ones", "zeros_like", "ones_like"),
     *("empty_like", "full_like", "rand_like", "randn_like"),
-    *("normal", "as_tensor", "asarray"),
+    *("as_tensor", "asarray"),
 )
 """Functions that make a tensor where their first argument is, unless a device is named."""
 WITHOUT_WORKSPACES: Final = """
@@ -86,7 +101,7 @@ sys.meta_path.insert(0, Finder())
 """A ``sitecustomize.py`` for the processes of a trace, so that only tensors count."""
 
 
-class PlayedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class PlayedGpu(DispatchMode):
     """Counts the bytes of those tensors of the CPU that play tensors of the GPU.
 
     Args:
@@ -94,11 +109,10 @@ class PlayedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, script: Path) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._script = str(script)
         self._sizes: dict[int, int] = {}
         self._place: bool | None = None
-        self.default = None
         self.now = self.peak = self.line = 0
 
     def holds(self, tensor: Tensor) -> bool:
@@ -133,17 +147,14 @@ class PlayedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             self._place = before
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        inputs = argument_tensors(args, kwargs or {})
-        parts = [part for tensor in inputs for part in dense_parts(tensor)]
-        given = set(map(storage_id, parts))
-        result = func(*args, **(kwargs or {}))
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator, and mark what it makes on the GPU."""
+        inputs = argument_tensors(args, kwargs)
+        given = {storage_id(part) for tensor in inputs for part in dense_parts(tensor)}
+        is_engine = sys._getframe(2).f_code is ENGINE and not torch.is_grad_enabled()
+        if is_engine and (func is not ADD or reference_counts(args[0]) == HELD_ONCE):
+            func = IN_PLACE.get(func, func)
+        result = func(*args, **kwargs)
         on_gpu = self._place
         if on_gpu is None:  # gradients that the engine makes of nothing have no input
             on_gpu = bool(given & self._sizes.keys()) or (not inputs and backward_runs())
@@ -209,7 +220,7 @@ def play(gpu: PlayedGpu) -> None:
             named.pop("pin_memory", None)
             if device is None and make.__name__ in LIKE:
                 return make(*args, **named)
-            on_gpu = type(device) is int or "cuda" in str(device or gpu.default)
+            on_gpu = type(device) is int or "cuda" in str(device)
             if make.__name__.startswith("as"):
                 return to(make(*args, **named), GPU if on_gpu else "cpu")
             with gpu.placing(on_gpu):
@@ -264,10 +275,6 @@ def play(gpu: PlayedGpu) -> None:
         copy: Tensor = deep_copy(tensor, memo)  # type: ignore[no-untyped-call]
         return gpu.mark(copy) if gpu.holds(tensor) else copy
 
-    def autocast(self: Any, device_type: str, dtype: Any = None, *args: Any, **named: Any) -> None:
-        start_autocast(self, "cpu", dtype or torch.bfloat16, *args, **named)
-
-    start_autocast = torch.autocast.__init__
     torch.serialization.register_package(5, tag, loaded)
     for name in {*LIKE, *(make.__name__ for make in device_constructors())}:
         for owner in (torch, Tensor):
@@ -288,10 +295,9 @@ def play(gpu: PlayedGpu) -> None:
     }
     replacements: tuple[tuple[Any, Mapping[str, Any]], ...] = (
         (Tensor, of_tensors),
-        (torch, {"dropout": dropout, "set_default_device": partial(setattr, gpu, "default")}),
+        (torch, {"dropout": dropout}),
         (torch._VF, {"dropout": dropout, **recurrent_kinds}),
         (torch.nn.functional, {"scaled_dot_product_attention": attention}),
-        (torch.autocast, {"__init__": autocast}),
     )
     for place, functions in replacements:
         for name, function in functions.items():
@@ -355,7 +361,7 @@ def main() -> None:
     for script in arguments.scripts:
         true, traced = compare(script.resolve())
         peak, found = true.get("bytes", 0), traced.get("requested_bytes", 0)
-        notes = [*(side.get("error") for side in (true, traced)), *traced.get("notes", [])]
+        notes = [true["error"], traced.get("error"), *traced.get("notes", [])]
         table.add_row(
             script.name,
             f"{peak / MIB:,.2f}",
@@ -364,7 +370,7 @@ def main() -> None:
             f"{found / max(peak, 1) - 1:+.1%}",
             "\n".join(filter(None, notes)),
         )
-    Console(width=130).print(table)
+    Console().print(table)
 
 
 if __name__ == "__main__":
