@@ -70,7 +70,18 @@ _COUNTS: Final = _functions("sum", "count_nonzero")
 _SOFTMAX: Final = _functions("softmax") | {torch.nn.functional.softmax}
 _KEEPS_COUNT: Final = _functions(
     *("clone", "detach", "long", "int", "to", "max", "view", "reshape", "__getitem__"),
-    *("float", "double", "squeeze", "cat", "stack", "unsqueeze", "flatten", "expand", "repeat"),
+    *(
+        "float",
+        "double",
+        "bool",
+        "squeeze",
+        "cat",
+        "stack",
+        "unsqueeze",
+        "flatten",
+        "expand",
+        "repeat",
+    ),
 ) | {Tensor.data.__get__}  # type: ignore[attr-defined]  # a property of C++
 _MOVES: Final = _functions(
     *("__getitem__", "index_select", "gather", "take", "take_along_dim", "masked_select")
@@ -87,6 +98,8 @@ _PICKS: Final = _SORTS | {
     aten.multinomial.default,
 }
 """Operators that pick by values; the numbers of what they pick are their last output."""
+_ORDERS: Final = _functions("argsort", "sort")
+_ONES: Final = _functions("ones_like", "ones", "new_ones")
 _PICKING: Final = _functions("topk", "argmax", "max", "sort", "argsort", "multinomial")
 _LARGE_NUMBER: Final = 100
 """What a floating-point number is where conditions are the opposite: more than most thresholds."""
@@ -117,6 +130,8 @@ class ReadValues(MissingValues):
         """Probabilities, which add up to one → what each of them is taken to be."""
         self._masks: MutableMapping[Tensor, float] = WeakTensorKeyDictionary()
         """Masks that were made of others → the share of the elements that they select."""
+        self._orders: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
+        """Numbers of what was sorted: each is there once in a row."""
         self.numbers_of: Callable[[Tensor], Tensor | None] = lambda tensor: None
         """Returns the numbers of a tensor, if they are known."""
         self._assumed: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
@@ -332,6 +347,8 @@ class ReadValues(MissingValues):
             self._masks[last] = sum(map(self._selected, args[0])) / _size(last)
         if func in _EQUAL and last.ndim == 1 and 0 in (each.ndim for each in tensors):
             self._masks[last] = 1 / _size(last)  # such as the rank of a label
+        if func in _EQUAL and any(each in self._orders for each in tensors):
+            self._masks[last] = 1 / max(last.shape[-1], 1)  # such as its rank in each row
         if not last.is_meta:
             if func in _PICKING and isinstance(args[0], Tensor) and args[0].is_meta:
                 self._assumed[last] = True
@@ -340,6 +357,10 @@ class ReadValues(MissingValues):
                 if True in known or False in known:
                     self._assumed[last] = False not in known
             return
+        if func in _ORDERS and last.ndim:
+            self._orders[last] = True
+        if func in _ONES:
+            self._masks[last] = 1.0
         if func in _AND and last.dtype == torch.bool:
             self._masks[last] = min(map(self._share, tensors))
         given = args[0] if isinstance(args[0], Tensor) else None
@@ -471,13 +492,16 @@ def _comparing(compare: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     def compared(self: Any, other: Any) -> Any:
         if not isinstance(other, int | float):
             return NotImplemented
+        usual = compare(self.usual, _usual(other))
+        if isinstance(other, _ReadNumber) and self.usual == other.usual and self.usual:
+            usual |= compare in (operator.gt, operator.lt)  # better than the best, each time
         if other is self or not math.isfinite(other):  # whether it is a number, or infinite
             return compare(self.usual, _usual(other))
         place = running_place()
         if place is not None and not place.compares and compare in (operator.eq, operator.ne):
             self.values.branch_at(place)
             return compare(_plain(self), other)  # a key of a dictionary
-        return self.values.decide(compare(self.usual, _usual(other)))
+        return self.values.decide(usual)
 
     return compared
 
