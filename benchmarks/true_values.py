@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
 from pathlib import Path
@@ -60,15 +60,7 @@ from gpumemnet.tracing.script.simulated_cuda import (  # noqa: E402
 )
 from gpumemnet.units import MIB  # noqa: E402
 
-SECONDS: Final = 300
-"""Limit of a run."""
-PACK: Final = aten._pack_padded_sequence.default
-"""Its second output, the sizes of batches, is on the host."""
 ADD: Final = aten.add.Tensor
-ENGINE: Final = torch.autograd.graph._engine_run_backward.__code__
-HELD_ONCE: Final = (4, 2)
-"""Owners of a tensor and its storage in :meth:`PlayedGpu.run`, if the engine
-alone has it."""
 IN_PLACE: Final = {
     ADD: aten.add_.Tensor,
     aten.scatter.src: aten.scatter_.src,
@@ -77,9 +69,8 @@ IN_PLACE: Final = {
 }
 """What the engine writes into its own tensors, unless a mode is entered."""
 LIKE: Final = (
-    *("new_tensor", "new_empty", "new_full", "new_zeros", "new_ones", "zeros_like", "ones_like"),
-    *("empty_like", "full_like", "rand_like", "randn_like"),
-    *("as_tensor", "asarray"),
+    *("new_tensor", "new_zeros", "new_ones", "zeros_like", "ones_like"),
+    "as_tensor",
 )
 """Functions that make a tensor where their first argument is, unless a device is named."""
 WITHOUT_WORKSPACES: Final = """
@@ -151,15 +142,19 @@ class PlayedGpu(DispatchMode):
         """Run an operator, and mark what it makes on the GPU."""
         inputs = argument_tensors(args, kwargs)
         given = {storage_id(part) for tensor in inputs for part in dense_parts(tensor)}
-        is_engine = sys._getframe(2).f_code is ENGINE and not torch.is_grad_enabled()
-        if is_engine and (func is not ADD or reference_counts(args[0]) == HELD_ONCE):
+        engine = torch.autograd.graph._engine_run_backward.__code__
+        if (
+            sys._getframe(2).f_code is engine
+            and not torch.is_grad_enabled()
+            and (func is not ADD or reference_counts(args[0]) == (4, 2))  # nobody else has the sum
+        ):
             func = IN_PLACE.get(func, func)
         result = func(*args, **kwargs)
         on_gpu = self._place
         if on_gpu is None:  # gradients that the engine makes of nothing have no input
             on_gpu = bool(given & self._sizes.keys()) or (not inputs and backward_runs())
-        outputs = argument_tensors([result], {})
-        for tensor in outputs[: 1 if func is PACK else None]:
+        outputs = argument_tensors([result], {})  # the sizes of packed batches are on the host
+        for tensor in outputs[: 1 if func is aten._pack_padded_sequence.default else None]:
             for part in dense_parts(tensor):
                 key = storage_id(part)
                 if key in self._sizes or (on_gpu and key not in given):
@@ -171,9 +166,7 @@ class Recurrent(torch.autograd.Function):
     """Runs a stack of recurrent layers as one operator that keeps cuDNN's reserve space."""
 
     @staticmethod
-    def forward(
-        ctx: Any, gpu: PlayedGpu, layers: Callable[..., Any], reserve: Tensor, *tensors: Tensor
-    ) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, gpu: PlayedGpu, layers: Any, reserve: Tensor, *tensors: Tensor) -> Any:
         with gpu.placing(False), torch.enable_grad():
             leaves = [each.detach().requires_grad_(each.requires_grad) for each in tensors]
             results = layers(leaves)
@@ -182,7 +175,7 @@ class Recurrent(torch.autograd.Function):
         return tuple(gpu.mark(result.detach()) for result in results)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
         leaves, results = ctx.graph
         with ctx.gpu.placing(False):
             trained = [leaf for leaf in leaves if leaf.requires_grad]
@@ -195,6 +188,7 @@ class Recurrent(torch.autograd.Function):
 def play(gpu: PlayedGpu) -> None:
     """Let PyTorch answer as if ``gpu`` were there, until the process ends."""
     move, deep_copy, get_device = Tensor.to, Tensor.__deepcopy__, Tensor.device
+    pad, with_type = torch._VF._pad_packed_sequence, Tensor.type
     drop, attend = torch.dropout, torch.nn.functional.scaled_dot_product_attention
 
     def to(tensor: Tensor, *args: Any, **named: Any) -> Tensor:
@@ -213,9 +207,9 @@ def play(gpu: PlayedGpu) -> None:
                 memory_format=layout or torch.preserve_format,
             )
 
-    def constructed(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def constructed(make: Any) -> Any:
         @wraps(make)
-        def made(*args: Any, **named: Any) -> Tensor:
+        def made(*args: Any, **named: Any) -> Any:
             device = named.pop("device", None)
             named.pop("pin_memory", None)
             if device is None and make.__name__ in LIKE:
@@ -234,19 +228,26 @@ def play(gpu: PlayedGpu) -> None:
             return torch.native_dropout(tensor, p, True)[0]
         return drop(tensor, p, train)
 
-    def attention(*args: Any, **named: Any) -> Tensor:
+    def attention(*args: Any, **named: Any) -> Any:
         if gpu.holds(args[0]):  # with dropout, the CPU takes other kernels
             args, named = args[:4], {**named, "dropout_p": 0.0}
         return attend(*args, **named)
 
-    def recurrent(kind: str, original: Callable[..., Any], *args: Any) -> Any:
+    def padded(data: Tensor, *args: Any) -> Any:
+        with gpu.placing(gpu.holds(data)):  # it is made by C++ from nothing that is marked
+            return pad(data, *args)
+
+    def typed(tensor: Tensor, *args: Any) -> Any:
+        return to(tensor, GPU, args[0].dtype) if "cuda" in str(args) else with_type(tensor, *args)
+
+    def recurrent(kind: str, original: Any, *args: Any) -> Any:
         is_packed = isinstance(args[3], list | tuple)
         batch, *sizes = args[: 1 + is_packed]
         states, weights, *options = args[1 + is_packed :]
         given = [states] if isinstance(states, Tensor) else list(states)
         count = len(given)
 
-        def layers(tensors: list[Tensor]) -> Any:
+        def layers(tensors: Any) -> Any:
             state = tensors[1] if isinstance(states, Tensor) else tensors[1 : count + 1]
             return original(tensors[0], *sizes, state, tensors[count + 1 :], *options)
 
@@ -283,6 +284,7 @@ def play(gpu: PlayedGpu) -> None:
     of_tensors = {
         "to": to,
         "type_as": to,
+        "type": typed,
         "cuda": lambda tensor, *args, **named: to(tensor, GPU),
         "cpu": lambda tensor, *args, **named: to(tensor, "cpu"),
         "device": property(lambda each: GPU if gpu.holds(each) else get_device.__get__(each)),
@@ -293,10 +295,10 @@ def play(gpu: PlayedGpu) -> None:
     recurrent_kinds = {
         kind: partial(recurrent, kind, getattr(torch._VF, kind)) for kind in ("lstm", "gru")
     }
-    replacements: tuple[tuple[Any, Mapping[str, Any]], ...] = (
+    replacements: Any = (
         (Tensor, of_tensors),
         (torch, {"dropout": dropout}),
-        (torch._VF, {"dropout": dropout, **recurrent_kinds}),
+        (torch._VF, {"dropout": dropout, "_pad_packed_sequence": padded, **recurrent_kinds}),
         (torch.nn.functional, {"scaled_dot_product_attention": attention}),
     )
     for place, functions in replacements:
@@ -320,19 +322,19 @@ def run(script: Path, out: Path) -> None:
             out.write_text(json.dumps({"bytes": gpu.peak, "line": gpu.line}))
 
 
-def compare(script: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def compare(script: Path) -> tuple[Any, Any]:
     """Return what a script takes with true values, and the answer of its trace."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "true.json"
         (Path(folder) / "sitecustomize.py").write_text(WITHOUT_WORKSPACES)
         path = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"), str(ROOT))))
 
-        def python(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+        def python(*arguments: object, **variables: str) -> Any:
             return subprocess.run(
                 [sys.executable, *map(str, arguments)],
                 capture_output=True,
                 text=True,
-                timeout=SECONDS,
+                timeout=300,
                 cwd=script.parent,
                 env={**os.environ, NO_COMPILING: "1", **variables},
                 check=False,
