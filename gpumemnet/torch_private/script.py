@@ -188,6 +188,10 @@ def without_modes() -> Iterator[None]:
         yield
 
 
+below_modes: Final = torch._C._DisableTorchDispatch
+"""Context in which no mode sees operators."""
+
+
 @contextmanager
 def unseen() -> Iterator[None]:
     """Context in which no mode sees what is called: numbers are really computed."""

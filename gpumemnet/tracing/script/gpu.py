@@ -169,11 +169,9 @@ class GpuRequests(TorchFunctionMode):
             if self._is_trained(tensor):
                 swap_for_meta(tensor, self._meta_on_gpu(tensor).requires_grad_())
         if given is not None:
-            if func is Tensor.type_as:
+            if func in (Tensor.type_as, torch.as_tensor, torch.asarray):
                 func = Tensor.to
-            if func is torch.as_tensor or func is torch.asarray:
-                return self._move(Tensor.to, given, args[1:], named)
-            if func is Tensor.to or func is Tensor.cuda or func is Tensor.cpu:
+            if func in (Tensor.to, Tensor.cuda, Tensor.cpu):
                 return self._move(func, given, args[1:], named)
             if func is Tensor.share_memory_ and (
                 given.is_meta or self._observer.device_of(given) == GPU
@@ -235,6 +233,9 @@ class GpuRequests(TorchFunctionMode):
                 return self._shown(given)
         if func in (torch.tensor, torch.as_tensor) and given is None and tensors:
             args = self._read_lists(args)
+        if not (named or func in _RANDOM) and tensors and all(map(self._is_plain, tensors)):
+            with names.below_modes():  # which takes a few times as long
+                return func(*args)
         if func in _SPARSE_CONSTRUCTORS and any(
             isinstance(arg, Tensor) and self._observer.device_of(arg) == GPU for arg in args
         ):
@@ -300,6 +301,17 @@ class GpuRequests(TorchFunctionMode):
         if args:
             self._values.learn(func, args, result)
         return result
+
+    def _is_plain(self, tensor: Tensor) -> bool:
+        """Whether a tensor is a few numbers on the host, of which nothing else is to be known."""
+        return not (
+            type(tensor) is not Tensor
+            or tensor.requires_grad
+            or tensor.numel() > MOST_NUMBERS
+            or self._unknown(tensor)
+            or self._values.is_assumed(tensor)
+            or self._observer.recorder.holds(tensor)
+        )
 
     def _as_selected(self, given: Tensor, shape: list[int]) -> Tensor:
         """Return what was selected by values in the shape that tells how much it is."""
