@@ -326,9 +326,10 @@ def _answer(compute: str) -> NoReturn:
         stop_alarm()
         where = user_calls(error)
         within = f" (it was at {where})" if where else ""
-        answer = {
-            "error": f"was not done after {envelope['deadline_seconds']:g} seconds{within}: raise --deadline"
-        }
+        # An alarm that was shortened has come earlier.
+        whole = envelope["deadline_seconds"]
+        seconds = min(whole, round(whole + monotonic() - _deadline))
+        answer = {"error": f"was not done after {seconds:g} seconds{within}: raise --deadline"}
     except SystemExit as error:
         answer = {
             "error": f"the code exited the program: {user_location(error)}: sys.exit({error.code!r})",

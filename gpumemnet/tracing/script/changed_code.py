@@ -20,6 +20,7 @@ ENUMERATED: Final = "_gpumemnet_enumerated"
 TYPE: Final = "_gpumemnet_type"
 CONTINUES: Final = "_gpumemnet_continues"
 """Names of what changed code calls."""
+_EXITS: Final = ("exit", "quit")
 _CLOCKS: Final = ("time", "perf_counter", "monotonic")
 _SEARCHES: Final = ("bisect", "bisect_left", "bisect_right", "searchsorted", "digitize")
 """Functions that find the place of a number among others."""
@@ -126,9 +127,12 @@ class _Changing(ast.NodeTransformer):
 
     def visit_If(self, node: ast.If) -> ast.AST:
         self._leaves = any(
-            isinstance(each, ast.Break | ast.Return | ast.Raise)
-            # A function that only answers leaves nothing.
-            and ast.unparse(each) not in ("return True", "return False")
+            _called_name(getattr(each, "value", each)) in _EXITS
+            or (
+                isinstance(each, ast.Break | ast.Return | ast.Raise)
+                # A function that only answers leaves nothing.
+                and ast.unparse(each) not in ("return True", "return False")
+            )
             for each in node.body
         )
         place = f"{self._file} line {node.lineno} ({ast.unparse(node.test)})"

@@ -530,7 +530,7 @@ class ScriptObserver:
         is_enough = (
             (events > most or is_late)
             and seconds > MORE_SECONDS
-            and all(self._stepped[id(each)] != 1 for each in self._optimizers())
+            and all(self._stepped[_key(each)] != 1 for each in self._optimizers())
         )
         if not (is_enough or (is_over and not self.loops.has_trained)):
             return
@@ -570,9 +570,9 @@ class ScriptObserver:
             trained = [each for each in held if each.requires_grad or each in optimizer.state]
             known = set(map(id, trained))  # some scripts turn requires_grad off between steps
             frozen += self._state_bytes(optimizer, [each for each in held if id(each) not in known])
-            stepped = self._stepped[id(optimizer)]
+            stepped = self._stepped[_key(optimizer)]
             wraps_another = any(
-                self._stepped[id(each)] > stepped
+                self._stepped[_key(each)] > stepped
                 and {*map(id, optimizer.param_groups)} <= {*map(id, each.param_groups)}
                 for each in self._optimizers()
             )
@@ -702,7 +702,7 @@ class ScriptObserver:
                 self.device_of(each) == _GPU or hasattr(each, "device_mesh") for each in parameters
             )
             # Without gradients it trains nothing, such as where a script shows its learning rates.
-            self._stepped[id(optimizer)] += self._trains_on_gpu or any(
+            self._stepped[_key(optimizer)] += self._trains_on_gpu or any(
                 each.grad is not None for each in parameters
             )
         if self.trains_on_host:
@@ -714,6 +714,11 @@ class ScriptObserver:
         if optimizer is self._boundary() and self._started:
             self._end_step()
         self._begin("forward")
+
+
+def _key(optimizer: Optimizer) -> int:
+    """A number of an optimizer, and of any that is made in its place for the same parameters."""
+    return hash((type(optimizer), *map(id, parameters_of(optimizer))))
 
 
 def _counted(steps: int) -> str:

@@ -388,6 +388,21 @@ while it < 5000:
         2 * 64 + 3 * 128 + WORKSPACE + 4,
         "(it > ends)",
     ),
+    "ended_itself": Case(  # later; what follows the loop: weights, gradients, input and output
+        """
+model, i = wide(1), 0
+optimizer = torch.optim.SGD(model.parameters())
+while True:
+    i += 1
+    step(optimizer, model(torch.randn(64, 4096).cuda()).mean())
+    if i > 5000: exit()
+with torch.no_grad(): model(torch.randn(16384, 4096).cuda())
+optimizer = torch.optim.SGD(model.parameters())
+""",
+        2 * 64 + 2 * 256,
+        2 * 64 + 2 * 256 + WORKSPACE,
+        "evaluation",
+    ),
     "phases": Case(  # the last of two networks that train: as "generator"
         """
 def train(model):
@@ -634,6 +649,7 @@ def test_the_whole_run_counts(name: str, answers: dict[str, Any]) -> None:
     assert answer["batch_size"] == sizes.get(name, answer["batch_size"])
     false = {
         "late": "grows by",
+        "ended_itself": "never stepped",
         "searched": "the GPU grows",
         "epochs": "an error ended",
         "numbered": "error",
