@@ -346,8 +346,11 @@ class Loops:
 
     @property
     def trains(self) -> bool:
-        """Whether a loop runs in which the script has trained: it may train on after an evaluation."""
-        return any(self.trained()[0] > each.steps for each in self._running)
+        """Whether the script's own loops train: one that runs, or one that has ended within another
+        that goes round, such as before an evaluation."""
+        return bool(self.training) or (
+            bool(self._ended) and any(self.trained()[0] > each.steps for each in self._running)
+        )
 
     def _batches_since(self, given: int) -> int:
         """Return how many batches an epoch of the loader has that has given one since; else 0."""

@@ -63,6 +63,7 @@ from gpumemnet.tracing.script.whole_run import (
     MORE_SECONDS,
     MORE_STEPS,
     REST_SECONDS,
+    STEPS_OF_ANOTHER,
     Generation,
     Loaders,
     WholeRun,
@@ -206,6 +207,8 @@ class ScriptObserver:
         self._whole: WholeRun | None = None
         self._is_counting = False
         self._in_engine = self._has_engine = False
+        self._made_at = 0
+        """Steps of all optimizers when the last one was made."""
         self._trains_another = False
         """Whether an optimizer was made once the script had trained for as long as is wanted."""
         self._end = self._counted_from = 0
@@ -441,6 +444,7 @@ class ScriptObserver:
             if not self._is_counting:
                 self._made.append(weakref.ref(optimizer))
                 self.loaders.is_over = self.loaders.is_over and False
+                self._made_at = self._stepped.total()
                 if self.loops.has_trained and not self._trains_another:
                     self._trains_another = True
                     shorten_alarm(min(REST_SECONDS, self.more_seconds) or REST_SECONDS)
@@ -506,6 +510,8 @@ class ScriptObserver:
         """End a step, and the script after the steps of its whole run."""
         self._boundaries += 1
         self.loaders.trained()
+        if self.loaders.is_over is False:  # a library trains another network
+            self.loaders.is_over = self._stepped.total() > self._made_at + STEPS_OF_ANOTHER
         self.recorder.classify_kept()
         if self.has_enough_steps and self.first is None:
             self.first = self.recorder.timeline()

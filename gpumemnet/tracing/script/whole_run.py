@@ -41,6 +41,8 @@ from gpumemnet.units import MIB
 
 MORE_STEPS: Final = 64
 """Optimizer steps after the first ones."""
+STEPS_OF_ANOTHER: Final = 4
+"""Steps of a further network, after which the loaders of the library that trains it end."""
 REST_SECONDS: Final = 10.0
 """CPU time for what follows these steps."""
 MORE_EVENTS: Final = 20_000
