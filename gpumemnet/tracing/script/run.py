@@ -458,6 +458,9 @@ def _remedy(error: BaseException, call: ScriptCall) -> str:
             f"; the trace runs in {Path.cwd()}: start it where the training is started, with the data in place "
             "(a few made-up samples of the same sizes will do)"
         )
+    asked, names_gpus, _ = str(error).partition("But your machine only has")  # of Lightning
+    if names_gpus:
+        return f"; trace it as the first of these GPUs: --ranks {asked.count(',') + 1}"
     if isinstance(error, UnknownValueError):
         return "; let the script leave out this part, by its own arguments if it has some: it does not train"
     return ""

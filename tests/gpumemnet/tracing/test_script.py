@@ -93,6 +93,7 @@ _CHAIN = "line 4: KeyError: 'depth'; this led to ValueError: no such model"
     ("text", "sentence"),
     [
         ("raise RuntimeError('no data here')", "line 1: RuntimeError: no data here"),
+        ("raise ValueError('gpu: [0, 1] But your machine only has: [0]')", "--ranks 2"),
         ("import sys\nsys.exit(3)", "sys.exit(3)"),
         (
             "import torch\nweight = torch.ones(4, requires_grad=True)\nwhile True: weight.sum().backward()",
