@@ -14,25 +14,28 @@ not played.  Scripts should be small, and seed what they draw.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import runpy
 import subprocess
 import sys
-import tempfile
-import weakref
+from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from traceback import walk_stack
 from typing import Any, Final
+from weakref import finalize
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
+from torch.autograd.graph import _engine_run_backward
+from torch.nn import functional as F
+from torch.serialization import register_package
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -116,7 +119,7 @@ class PlayedGpu(DispatchMode):
             storage, key = part.untyped_storage(), storage_id(part)
             if key not in self._sizes:
                 self._sizes[key] = 0
-                weakref.finalize(storage, self._released, key)
+                finalize(storage, self._released, key)
             self.now += storage.nbytes() - self._sizes[key]
             self._sizes[key] = storage.nbytes()
         if self.now > self.peak:
@@ -142,7 +145,7 @@ class PlayedGpu(DispatchMode):
         """Run an operator, and mark what it makes on the GPU."""
         inputs = argument_tensors(args, kwargs)
         given = {storage_id(part) for tensor in inputs for part in dense_parts(tensor)}
-        engine = torch.autograd.graph._engine_run_backward.__code__
+        engine = _engine_run_backward.__code__
         if (
             sys._getframe(2).f_code is engine
             and not torch.is_grad_enabled()
@@ -188,8 +191,7 @@ class Recurrent(torch.autograd.Function):
 def play(gpu: PlayedGpu) -> None:
     """Let PyTorch answer as if ``gpu`` were there, until the process ends."""
     move, deep_copy, get_device = Tensor.to, Tensor.__deepcopy__, Tensor.device
-    pad, with_type = torch._VF._pad_packed_sequence, Tensor.type
-    drop, attend = torch.dropout, torch.nn.functional.scaled_dot_product_attention
+    drop, attend, with_type = torch.dropout, F.scaled_dot_product_attention, Tensor.type
 
     def to(tensor: Tensor, *args: Any, **named: Any) -> Tensor:
         copies = named.pop("copy", False)
@@ -233,9 +235,12 @@ def play(gpu: PlayedGpu) -> None:
             args, named = args[:4], {**named, "dropout_p": 0.0}
         return attend(*args, **named)
 
-    def padded(data: Tensor, *args: Any) -> Any:
-        with gpu.placing(gpu.holds(data)):  # it is made by C++ from nothing that is marked
-            return pad(data, *args)
+    def placed(make: Any) -> Any:
+        def made(given: Tensor, *args: Any, **named: Any) -> Any:
+            with gpu.placing(gpu.holds(given)):  # C++ makes it from nothing that is marked
+                return make(given, *args, **named)
+
+        return made
 
     def typed(tensor: Tensor, *args: Any) -> Any:
         return to(tensor, GPU, args[0].dtype) if "cuda" in str(args) else with_type(tensor, *args)
@@ -276,7 +281,7 @@ def play(gpu: PlayedGpu) -> None:
         copy: Tensor = deep_copy(tensor, memo)  # type: ignore[no-untyped-call]
         return gpu.mark(copy) if gpu.holds(tensor) else copy
 
-    torch.serialization.register_package(5, tag, loaded)
+    register_package(5, tag, loaded)
     for name in {*LIKE, *(make.__name__ for make in device_constructors())}:
         for owner in (torch, Tensor):
             if hasattr(owner, name):
@@ -298,8 +303,15 @@ def play(gpu: PlayedGpu) -> None:
     replacements: Any = (
         (Tensor, of_tensors),
         (torch, {"dropout": dropout}),
-        (torch._VF, {"dropout": dropout, "_pad_packed_sequence": padded, **recurrent_kinds}),
-        (torch.nn.functional, {"scaled_dot_product_attention": attention}),
+        (
+            torch._VF,
+            {
+                "dropout": dropout,
+                "_pad_packed_sequence": placed(torch._VF._pad_packed_sequence),
+                **recurrent_kinds,
+            },
+        ),
+        (F, {"scaled_dot_product_attention": attention, "one_hot": placed(F.one_hot)}),
     )
     for place, functions in replacements:
         for name, function in functions.items():
@@ -324,7 +336,7 @@ def run(script: Path, out: Path) -> None:
 
 def compare(script: Path) -> tuple[Any, Any]:
     """Return what a script takes with true values, and the answer of its trace."""
-    with tempfile.TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder:
         out = Path(folder) / "true.json"
         (Path(folder) / "sitecustomize.py").write_text(WITHOUT_WORKSPACES)
         path = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"), str(ROOT))))
@@ -350,11 +362,9 @@ def compare(script: Path) -> tuple[Any, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("scripts", type=Path, nargs="+")
-    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help=SUPPRESS)
     arguments = parser.parse_args()
     if arguments.out:
         run(arguments.scripts[0], arguments.out)
