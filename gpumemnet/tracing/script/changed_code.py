@@ -252,6 +252,8 @@ def _numbers(code: ast.AST) -> Iterator[ast.expr | None]:
             yield None if "(" in ast.unparse(code) else code
         case ast.Call() if _called_name(code) not in _SEARCHES:
             yield None
+        case ast.BinOp(op=ast.Pow() | ast.LShift()):  # of a number far ahead there is no end
+            yield None
         case ast.BinOp() | ast.UnaryOp() | ast.Compare() | ast.Call() | ast.List():
             for each in getattr(code, "args", ast.iter_child_nodes(code)):
                 if isinstance(each, ast.expr):

@@ -68,6 +68,8 @@ _SMALL_BYTES: Final = 2**16
 """What a round of training may leave that is nothing new, such as a loss or a mask in a list."""
 _AHEAD: Final = 100_000
 """How many later numbers of a counter are tried."""
+_POWERS: Final = 50
+"""The same of a counter whose condition stays so: each power of 2 later."""
 _NUMBERS: Final = {int, float}
 _LARGEST: Final = 64
 """Numbers in a collection that a counter is looked for in."""
@@ -128,12 +130,13 @@ class _Condition:
             self.rises = None if fell else self.rises + (numbers > self.last)
         self.step, self.first, self.last = step, self.first or numbers, numbers
 
-    def ahead(self, number: float) -> Iterator[float]:
-        """Yield later values of a counter, the last one first where it stays so."""
-        return (
-            number + (2 ** (50 - i) if self.stays else i)
-            for i in range(50 if self.stays else _AHEAD)
-        )
+    def ahead(self, number: float, is_answer: bool) -> Iterator[float]:
+        """Yield later values of a counter; of one that has a place among numbers, the last one
+        first."""
+        if not self.stays:
+            return (number + each for each in range(_AHEAD))
+        powers = range(_POWERS) if is_answer else range(_POWERS)[::-1]
+        return (number + 2**each for each in powers)
 
 
 @dataclass(slots=True, eq=False)
@@ -429,7 +432,9 @@ class Loops:
             loop.asked.add(place)
         if loops or known.rises < _RISES:
             return holds
-        found = next(filter(is_other, known.ahead(min(before[counter], value))), None)
+        found = next(
+            filter(is_other, known.ahead(min(before[counter], value), type(holds) is bool)), None
+        )
         if found is None:
             known.seen = {True, False}
         elif (
@@ -533,12 +538,19 @@ def _shown(items: Any) -> Any:
     return names.get("iterable", items) if isinstance(names, dict) else items
 
 
+def _are_few(value: Any) -> bool:
+    """Whether this is a number, or few numbers."""
+    if isinstance(value, list):
+        return len(value) <= _LARGEST and {*map(type, value)} <= _NUMBERS
+    return not isinstance(value, np.ndarray) or value.size <= _LARGEST
+
+
 def _are_numbers(collection: Any, *values: Any) -> bool:
     """Whether these are numbers, or some beside a few in an array or a list."""
     kinds = {*map(type, values)}
     if kinds - _NUMBERS:
         is_mixed = kinds & _NUMBERS and kinds <= {*_NUMBERS, list, np.ndarray}
-        return bool(is_mixed) and all(np.size(each) <= _LARGEST for each in values)
+        return bool(is_mixed) and all(map(_are_few, values))
     return collection is None or (
         isinstance(collection, Collection)
         and len(collection) <= _LARGEST
