@@ -315,6 +315,8 @@ class KnownValues(DispatchMode):
         if others > REAL_ELEMENTS or whole > _COMPUTED_ELEMENTS:
             if self.numbers.makes_up:
                 self.numbers.follow(func, args, named, trial, writes=False)
+            else:
+                self.numbers.compute(func, (args, named), trial)
             return trial
         try:
             return func(*args, **named)

@@ -106,6 +106,7 @@ class _Changing(ast.NodeTransformer):
             return self.generic_visit(node)
 
     def visit_While(self, node: ast.While) -> ast.AST:
+        gives = _gives(node)
         with self._within(self._place(node)):
             for each in (node.body, node.orelse):
                 each[:] = map(self.visit, each)
@@ -114,11 +115,7 @@ class _Changing(ast.NodeTransformer):
             return node
         test = ast.If(ast.UnaryOp(ast.Not(), node.test), [ast.Break()], [])
         body = [ast.copy_location(test, node.test), *node.body]
-        items: tuple[ast.expr, ...] = ()
-        parts = [*ast.walk(node)]
-        gives = any(isinstance(each, ast.Return) and each.value is not None for each in parts)
-        if gives and not any(isinstance(each, ast.Break) for each in parts):
-            items = (ast.parse("iter(int, 1)", mode="eval").body, ast.Constant(True))
+        items = (ast.parse("iter(int, 1)", mode="eval").body, ast.Constant(True)) if gives else ()
         loop = ast.For(ast.Name("_round", ast.Store()), self._rounds(node, *items), body, [])
         return ast.copy_location(loop, node)
 
@@ -208,6 +205,22 @@ class _Changing(ast.NodeTransformer):
             yield
         finally:
             self._scope = before
+
+
+def _gives(loop: ast.While) -> bool:
+    """Whether a loop ends by returning a value only."""
+    if not isinstance(loop.test, ast.Constant):
+        return False
+    gives, left = False, [(each, False) for each in ast.iter_child_nodes(loop)]
+    for node, is_inner in left:
+        if isinstance(node, ast.FunctionDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.Break) and not is_inner:
+            return False
+        gives |= isinstance(node, ast.Return) and node.value is not None
+        is_within = is_inner or isinstance(node, ast.For | ast.While)
+        left += [(each, is_within) for each in ast.iter_child_nodes(node)]
+    return gives
 
 
 class _Renaming(ast.NodeTransformer):
