@@ -27,6 +27,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from pkgutil import resolve_name
@@ -311,6 +312,7 @@ def _answer(compute: str) -> NoReturn:
     if envelope["progress"]:
         _report_progress(envelope["statuses"])
     answer: dict[str, Any]
+    started = monotonic()
     try:
         set_alarm(envelope["deadline_seconds"])
         answer = {"answer": function(envelope["request"])}
@@ -327,8 +329,7 @@ def _answer(compute: str) -> NoReturn:
         where = user_calls(error)
         within = f" (it was at {where})" if where else ""
         # An alarm that was shortened has come earlier.
-        whole = envelope["deadline_seconds"]
-        seconds = min(whole, round(whole + monotonic() - _deadline))
+        seconds = min(envelope["deadline_seconds"], round(monotonic() - started))
         answer = {"error": f"was not done after {seconds:g} seconds{within}: raise --deadline"}
     except SystemExit as error:
         answer = {
@@ -404,14 +405,8 @@ def stop_alarm() -> None:
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-_deadline = math.inf
-"""When this process should be done, on the monotonic clock."""
-
-
 def set_alarm(deadline_seconds: float) -> None:
     """Let this process raise :class:`DeadlineReached` after so many seconds."""
-    global _deadline
-    _deadline = monotonic() + deadline_seconds
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise DeadlineReached
@@ -420,21 +415,39 @@ def set_alarm(deadline_seconds: float) -> None:
     signal.setitimer(signal.ITIMER_REAL, deadline_seconds, _REPEAT_SECONDS)
 
 
-def shorten_alarm(seconds: float) -> None:
-    """Let the alarm of this process come after so many seconds of its CPU time, if it would come
-    later, and in the place of an alarm that was shortened before: on a busy machine these take
-    longer, up to three times as long."""
-    last, end = min(_deadline, monotonic() + 3 * seconds), process_time() + seconds
+@dataclass(frozen=True, slots=True)
+class _ShortAlarm:
+    """An alarm before the deadline.
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        more = min(last - monotonic(), end - process_time())
+    Attributes:
+        last: when it comes at the latest, on the monotonic clock.
+        end: after how much CPU time of this process it comes.
+        deadline: when that is, on the monotonic clock.
+    """
+
+    last: float
+    end: float
+    deadline: float
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        more = min(self.last - monotonic(), self.end - process_time())
         if more <= 0:
             raise DeadlineReached
         signal.setitimer(signal.ITIMER_REAL, more, _REPEAT_SECONDS)
 
+
+def shorten_alarm(seconds: float) -> None:
+    """Let the alarm of this process come after so many seconds of its CPU time, in the place of
+    another short one, and no later than the deadline: on a busy machine these take longer, up to
+    three times as long."""
+    known = signal.getsignal(signal.SIGALRM)
+    left = signal.getitimer(signal.ITIMER_REAL)[0] or math.inf
+    deadline = known.deadline if isinstance(known, _ShortAlarm) else monotonic() + left
+    last = min(deadline, monotonic() + 3 * seconds)
     with suppress(ValueError):  # not in the main thread
-        if _deadline - monotonic() > seconds:
-            signal.signal(signal.SIGALRM, stop)
+        if deadline - monotonic() > seconds:
+            alarm = _ShortAlarm(last, process_time() + seconds, deadline)
+            signal.signal(signal.SIGALRM, alarm)
             signal.setitimer(signal.ITIMER_REAL, seconds, _REPEAT_SECONDS)
 
 

@@ -151,8 +151,7 @@ class _Changing(ast.NodeTransformer):
         return self._condition(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        is_search = _called_name(node) in _SEARCHES
-        return self._condition(node) if is_search else self.generic_visit(node)
+        return self._condition(node) if _is_search(node) else self.generic_visit(node)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
         is_multiple = isinstance(node.op, ast.Not) and isinstance(node.operand, ast.BinOp)
@@ -241,6 +240,14 @@ def _called_name(node: ast.AST) -> str:
     return getattr(function, "attr", getattr(function, "id", ""))
 
 
+def _is_search(call: ast.Call) -> bool:
+    """Whether a call of a library only finds the place of a number."""
+    owner = getattr(getattr(call.func, "value", None), "id", "")
+    is_library = isinstance(call.func, ast.Name) or owner in ("bisect", "np", "numpy", "torch")
+    is_fixed = all(isinstance(each.value, ast.Constant) for each in call.keywords)
+    return _called_name(call) in _SEARCHES and is_library and is_fixed
+
+
 def _positions(code: Iterable[ast.AST]) -> frozenset[str]:
     """The variables that slices begin or end with, or that are added up in an index."""
     indices = (
@@ -263,7 +270,7 @@ def _numbers(code: ast.AST) -> Iterator[ast.expr | None]:
             yield code
         case ast.Name() | ast.Attribute() | ast.Subscript(slice=ast.Constant()):
             yield None if "(" in ast.unparse(code) else code
-        case ast.Call() if _called_name(code) not in _SEARCHES:
+        case ast.Call() if not _is_search(code):
             yield None
         case ast.BinOp(op=ast.Pow() | ast.LShift()):  # of a number far ahead there is no end
             yield None

@@ -233,7 +233,8 @@ class GpuRequests(TorchFunctionMode):
                 return self._shown(given)
         if func in (torch.tensor, torch.as_tensor) and given is None and tensors:
             args = self._read_lists(args)
-        if not (named or func in _RANDOM) and tensors and all(map(self._is_plain, tensors)):
+        makes_new = func in _RANDOM or func in self._constructors
+        if not (named or makes_new) and tensors and all(map(self._is_plain, tensors)):
             with names.below_modes():  # which takes a few times as long
                 return func(*args)
         if func in _SPARSE_CONSTRUCTORS and any(

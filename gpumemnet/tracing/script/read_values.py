@@ -130,8 +130,8 @@ class ReadValues(MissingValues):
         """Probabilities, which add up to one → what each of them is taken to be."""
         self._masks: MutableMapping[Tensor, float] = WeakTensorKeyDictionary()
         """Masks that were made of others → the share of the elements that they select."""
-        self._orders: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
-        """Numbers of what was sorted: each is there once in a row."""
+        self._orders: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
+        """Places of what was sorted → among how many at least; each is there once."""
         self.numbers_of: Callable[[Tensor], Tensor | None] = lambda tensor: None
         """Returns the numbers of a tensor, if they are known."""
         self._assumed: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
@@ -347,8 +347,9 @@ class ReadValues(MissingValues):
             self._masks[last] = sum(map(self._selected, args[0])) / _size(last)
         if func in _EQUAL and last.ndim == 1 and 0 in (each.ndim for each in tensors):
             self._masks[last] = 1 / _size(last)  # such as the rank of a label
-        if func in _EQUAL and any(each in self._orders for each in tensors):
-            self._masks[last] = 1 / max(last.shape[-1], 1)  # such as its rank in each row
+        counts = [self._orders[each] for each in tensors if each in self._orders]
+        if func in _EQUAL and counts:
+            self._masks[last] = 1 / max(counts[0], 1)  # such as its rank in each row
         if not last.is_meta:
             if func in _PICKING and isinstance(args[0], Tensor) and args[0].is_meta:
                 self._assumed[last] = True
@@ -358,7 +359,7 @@ class ReadValues(MissingValues):
                     self._assumed[last] = False not in known
             return
         if func in _ORDERS and last.ndim:
-            self._orders[last] = True
+            self._orders[last] = min(last.shape)  # whatever dimension was sorted
         if func in _ONES:
             self._masks[last] = 1.0
         if func in _AND and last.dtype == torch.bool:
@@ -393,7 +394,8 @@ class ReadValues(MissingValues):
     def _share(self, mask: Tensor) -> float:
         """Return the share of its elements that a mask selects."""
         with names.unseen(), suppress(RuntimeError):  # of tensors that torch.vmap computes with
-            if (known := self.numbers_of(mask)) is not None:
+            is_small = mask.numel() <= MOST_NUMBERS  # more are made up each time
+            if is_small and (known := self.numbers_of(mask)) is not None:
                 return int(known.count_nonzero()) / _size(known)
         return self._masks.get(mask, self._decisions.assumptions.selected_share)
 
