@@ -447,7 +447,7 @@ def _over_branches(trace: TraceScript, end: float) -> tuple[TraceAnswer, Assumpt
     else:
         note = ""
     places = list(dict.fromkeys(place for each in found.values() for place in each.branches))
-    best = max(found, key=lambda each: found[each].expected_bytes)
+    best = max(found, key=lambda each: (found[each].expected_bytes, not found[each].error))
     unseen = places if len(places) > 1 else []
     seconds = 0.0
     for place in unseen[:MOST_TRACES]:

@@ -65,6 +65,10 @@ _OR: Final = _functions("logical_or", "bitwise_or", "__or__", "__ror__")
 _AND: Final = _functions("logical_and", "bitwise_and", "__and__", "__rand__", "__iand__")
 _EQUAL: Final = _functions("eq", "__eq__")
 _UNEQUAL: Final = _functions("ne", "__ne__")
+_LESS: Final = _functions("lt", "le", "__lt__", "__le__")
+_GREATER: Final = _functions("gt", "ge", "__gt__", "__ge__")
+_FAR: Final = 1e8
+"""A number that others are compared with until the first of them is the best so far."""
 _ADDS: Final = _functions("add", "__add__", "__radd__")
 _COUNTS: Final = _functions("sum", "count_nonzero")
 _SOFTMAX: Final = _functions("softmax") | {torch.nn.functional.softmax}
@@ -360,8 +364,8 @@ class ReadValues(MissingValues):
             return
         if func in _ORDERS and last.ndim:
             self._orders[last] = min(last.shape)  # whatever dimension was sorted
-        if func in _ONES:
-            self._masks[last] = 1.0
+        if func in _ONES or (func in _UNEQUAL and len(tensors) == 1):
+            self._masks[last] = 1.0  # what is unlike one number is nearly all
         if func in _AND and last.dtype == torch.bool:
             self._masks[last] = min(map(self._share, tensors))
         given = args[0] if isinstance(args[0], Tensor) else None
@@ -414,6 +418,8 @@ class ReadValues(MissingValues):
             return known[0]
         if func in _EQUAL and known[0] is False and known[1] == 0 and known[1] is not None:
             return True
+        if func in _LESS | _GREATER and isinstance(limit := known[-1], float | int):
+            return (limit > 0) is (func in _LESS) if abs(limit) >= _FAR else None
         if func in _NOT:
             return None if known[0] is None else not known[0]
         for functions, decides in ((_OR, True), (_AND, False)):
