@@ -283,6 +283,7 @@ class Loaders:
         if is_small and not any(map(self._holds, tensors)):
             with suppress(Exception), unseen():  # not everything can be copied
                 known[what] = size, deepcopy(batch)
+                return deepcopy(batch)  # its arrays can be written to, as those of a worker can
         return batch
 
     def trains(self, loader: DataLoader[Any]) -> bool:
