@@ -1,7 +1,8 @@
 """Readings of GPUs and processes from the driver, through NVML; no other module reads it.
 
-Design facts: version 1 of the memory call counts driver-reserved memory as used, version 2, which
-drivers have from 510 on, does not; inside containers the process ids are the host's; a MIG parent's handle gives aggregates and is
+Design facts: version 1 of the memory call counts driver-reserved memory as used, so one version is
+kept for a whole dataset;
+inside containers the process ids are the host's; a MIG parent's handle gives aggregates and is
 never used.
 """
 
@@ -59,6 +60,7 @@ class NvmlMeter:
         self.provenance = "stand_in" if gpu.driver == STAND_IN_DRIVER else "measured"
         self._nvml = nvml
         self._handle = handle
+        self._memory_version = _memory_version(nvml, handle)
 
     def device(self) -> DeviceMemory:
         """The whole device.
@@ -66,9 +68,7 @@ class NvmlMeter:
         Raises:
             MeasurementError: when the GPU is lost.
         """
-        memory = self._call(
-            self._nvml.nvmlDeviceGetMemoryInfo, self._handle, self._nvml.nvmlMemory_v2
-        )
+        memory = self._call(self._nvml.nvmlDeviceGetMemoryInfo, self._handle, self._memory_version)
         return DeviceMemory(int(memory.free), int(memory.used))
 
     def processes(self) -> dict[int, int | None]:
@@ -195,3 +195,12 @@ def _mig_instances(nvml: Any, handle: Any) -> Iterator[Any]:
             yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
         except nvml.NVMLError_NotFound:
             continue
+
+
+def _memory_version(nvml: Any, handle: Any) -> int | None:
+    """Version 2 of the memory call where the driver has it; ``None`` is version 1."""
+    try:
+        nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2)
+    except nvml.NVMLError:
+        return None
+    return int(nvml.nvmlMemory_v2)
