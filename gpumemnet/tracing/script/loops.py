@@ -71,6 +71,8 @@ _AHEAD: Final = 100_000
 _POWERS: Final = 50
 """The same of a counter whose condition stays so: each power of 2 later."""
 _NUMBERS: Final = {int, float}
+_FEW: Final = 8
+"""Numbers of a loop that each change a condition, such as where a network grows, or is kept."""
 _LARGEST: Final = 64
 """Numbers in a collection that a counter is looked for in."""
 _COMPUTING: Final = ("builtins", "gpumemnet", "numpy", "scipy", "torch", "PIL")
@@ -176,13 +178,14 @@ class _Running:
         return item
 
     def want(self, is_other: Callable[[int], bool]) -> bool:
-        """Want the first number that makes a condition other than it was, and the last one, before
-        which time may be up; return whether there is one."""
+        """Want the numbers that make a condition other than it was, if they are few, else the first
+        and the last one, before which time may be up; return whether there is one."""
         left = range(self.given, len(self.numbers))[:_AHEAD]
         found = [index for index in left if is_other(self.numbers[index])]
-        self.wanted.update(found[:1], found[-1:])
+        few = found if len(found) <= _FEW else [found[0], found[-1]]
+        self.wanted.update(few)
         if not any(map(is_other, self.numbers[-2:])):
-            self.rare.update(found[:1], found[-1:])
+            self.rare.update(few)
         return bool(found)
 
     def rest(self, seconds: float) -> Iterator[int]:

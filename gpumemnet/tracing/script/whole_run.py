@@ -60,6 +60,9 @@ _KERNELS: Final = ("fused", "foreach", "capturable")
 _SAMPLED: Final = 32
 """Samples that tell whether all are of one size, and draws that tell whether sizes are drawn."""
 _READ: Final = 4096
+_EPOCHS: Final = 32
+_AHEAD: Final = 100_000
+"""Epochs, and samples in them, that are drawn for the batch whose shortest sample is the longest."""
 _DRAWS: Final = 24
 """Draws of a sample, or of a batch of two, of which the largest is taken where data sets or collate
 functions draw their size."""
@@ -488,7 +491,16 @@ def _longest_and_last(
         ] = None
     place = padded.index(max(padded))
     beside = [*batches[place + 1 : place + 2], *batches[place - 1 :]][0]
-    return batches[place], last, beside
+    longest = batches[place]
+    if loader.collate_fn is not default_collate and len(longest) == len(batches[0]):
+        # It may cut all to the shortest of a batch, and another epoch has other batches.
+        members, draw = [each for batch in batches for each in batch], random.Random(0).sample
+        rounds = range(min(_EPOCHS * len(batches), _AHEAD // len(longest)))
+        others = [draw(members, len(longest)) for _ in rounds]
+        cut = max(others, key=lambda batch: min(sizes.get(each, 0) for each in batch))
+        collated = (_size(loader.collate_fn(_samples(loader, each))) for each in (longest, cut))
+        longest = longest if next(collated) >= next(collated) else cut
+    return longest, last, beside
 
 
 def _time_to_read(seconds: float) -> Callable[[], bool]:
