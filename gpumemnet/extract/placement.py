@@ -316,7 +316,8 @@ class KnownValues(DispatchMode):
             if self.numbers.makes_up:
                 self.numbers.follow(func, args, named, trial, writes=False)
             elif (
-                named.get("device") is None
+                type(trial) is torch.Tensor
+                and named.get("device") is None
                 and "empty" not in func.__name__
                 and torch.Tag.nondeterministic_seeded not in func.tags
             ):

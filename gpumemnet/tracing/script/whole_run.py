@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, SequentialSampler, default_collate
 
 from gpumemnet.allocator import signed_bytes
 from gpumemnet.extract.module_calls import tensors_in
@@ -492,14 +492,16 @@ def _longest_and_last(
     place = padded.index(max(padded))
     beside = [*batches[place + 1 : place + 2], *batches[place - 1 :]][0]
     longest = batches[place]
-    if loader.collate_fn is not default_collate and len(longest) == len(batches[0]):
+    is_usual = loader.collate_fn is not default_collate and len(longest) == len(batches[0])
+    if is_usual and not isinstance(getattr(sampler, "sampler", None), SequentialSampler):
         # It may cut all to the shortest of a batch, and another epoch has other batches.
         members, draw = [each for batch in batches for each in batch], random.Random(0).sample
         rounds = range(min(_EPOCHS * len(batches), _AHEAD // len(longest)))
         others = [draw(members, len(longest)) for _ in rounds]
         cut = max(others, key=lambda batch: min(sizes.get(each, 0) for each in batch))
-        collated = (_size(loader.collate_fn(_samples(loader, each))) for each in (longest, cut))
-        longest = longest if next(collated) >= next(collated) else cut
+        with suppress(Exception):  # not all make a batch
+            collated = (_size(loader.collate_fn(_samples(loader, one))) for one in (longest, cut))
+            longest = longest if next(collated) >= next(collated) else cut
     return longest, last, beside
 
 

@@ -599,6 +599,22 @@ for epoch in range(4):
         16 * 3.9,
         16 * 3.9 + 2 * WORKSPACE,
     ),
+    "cut": Case(  # 16 layers keep what they give, of a batch whose shortest sample is long
+        """
+class Drawn(Dataset):
+    def __len__(self): return 80
+    def __getitem__(self, i): return torch.zeros(100 * (i % 40 + 1), 256)
+def cut(samples):
+    shortest = min(map(len, samples))
+    return torch.stack([each[:shortest] for each in samples])
+model = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256), nn.Sigmoid()) for _ in range(16)]).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(100):
+    for x in DataLoader(Drawn(), 4, shuffle=True, collate_fn=cut): step(optimizer, model(x.cuda()).mean())
+""",
+        16 * 4 * 2.5,  # the first batches have at most 1.5
+        20 * 4 * 4.0 + WORKSPACE,
+    ),
     "first": Case(  # a large batch comes before there is optimizer state, and comes again
         """
 model = wide(4)
