@@ -106,7 +106,7 @@ class _Changing(ast.NodeTransformer):
             return self.generic_visit(node)
 
     def visit_While(self, node: ast.While) -> ast.AST:
-        gives = _gives(node)
+        only_returns = _only_returns(node)
         with self._within(self._place(node)):
             for each in (node.body, node.orelse):
                 each[:] = map(self.visit, each)
@@ -115,7 +115,11 @@ class _Changing(ast.NodeTransformer):
             return node
         test = ast.If(ast.UnaryOp(ast.Not(), node.test), [ast.Break()], [])
         body = [ast.copy_location(test, node.test), *node.body]
-        items = (ast.parse("iter(int, 1)", mode="eval").body, ast.Constant(True)) if gives else ()
+        items = (
+            (ast.parse("iter(int, 1)", mode="eval").body, ast.Constant(True))
+            if only_returns
+            else ()
+        )
         loop = ast.For(ast.Name("_round", ast.Store()), self._rounds(node, *items), body, [])
         return ast.copy_location(loop, node)
 
@@ -206,20 +210,20 @@ class _Changing(ast.NodeTransformer):
             self._scope = before
 
 
-def _gives(loop: ast.While) -> bool:
+def _only_returns(loop: ast.While) -> bool:
     """Whether a loop ends by returning a value only."""
     if not isinstance(loop.test, ast.Constant):
         return False
-    gives, left = False, [(each, False) for each in ast.iter_child_nodes(loop)]
+    returns, left = False, [(each, False) for each in ast.iter_child_nodes(loop)]
     for node, is_inner in left:
         if isinstance(node, ast.FunctionDef | ast.Lambda):
             continue
         if isinstance(node, ast.Break) and not is_inner:
             return False
-        gives |= isinstance(node, ast.Return) and node.value is not None
+        returns |= isinstance(node, ast.Return) and node.value is not None
         is_within = is_inner or isinstance(node, ast.For | ast.While)
         left += [(each, is_within) for each in ast.iter_child_nodes(node)]
-    return gives
+    return returns
 
 
 class _Renaming(ast.NodeTransformer):

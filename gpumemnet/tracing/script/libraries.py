@@ -2,6 +2,11 @@
 
 NVML answers for the simulated card.  What its functions measure that are not named here
 is 0.
+
+State of paged optimizers of bitsandbytes is in CUDA's managed memory, which the driver moves
+between GPU and host.  The trace counts it as on the GPU, where it is while there is room.
+bitsandbytes takes it from its CUDA library, which is not loaded here (``get_paged`` and ``fill`` in
+``bitsandbytes/functional.py``).
 """
 
 from __future__ import annotations
@@ -25,6 +30,8 @@ from typing import Any, Final, NoReturn
 from unittest.mock import patch
 
 import torch
+from torch import Tensor
+from torch.optim import Optimizer
 
 from gpumemnet.errors import ExtractError
 from gpumemnet.gpu import DeviceProfile
@@ -508,3 +515,26 @@ def _answer_nvml(
         "nvmlSystemGetDriverVersion": lambda: DRIVER,
     }
     vars(nvml).update(answers, _nvmlGetFunctionPointer=lambda name: lambda *arguments: 0)
+
+
+def take_from_gpu(optimizer: Optimizer, note: Callable[[str], object]) -> None:
+    """Let a paged optimizer allocate its state on the simulated GPU; does nothing for others.
+
+    Args:
+        optimizer: about to take a step.
+        note: called with a note for a paged optimizer.
+    """
+    functional: Any = sys.modules.get("bitsandbytes.functional")
+    if functional is None or not getattr(optimizer, "is_paged", False):
+        return
+
+    def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device or "cuda")
+
+    def fill(tensor: Tensor, value: Any, device: Any = None, prefetch: bool = True) -> None:
+        tensor.fill_(value)
+
+    functional.get_paged, functional.fill = get_paged, fill
+    note(
+        "paged optimizer: its state is counted as on the GPU; the driver moves parts of it to the host where memory is short"
+    )

@@ -30,6 +30,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
 from itertools import count, islice
@@ -264,14 +265,15 @@ class Loops:
         return _Nowhere, ()  # datasets hashes functions with what they name
 
     def rounds(
-        self, place: str, items: Iterable[Any] = iter(int, 1), gives: bool = False
+        self, place: str, items: Iterable[Any] = iter(int, 1), only_returns: bool = False
     ) -> Iterator[Any]:
         """Yield the items of a loop, keeping none of them; 0 for a ``while`` loop.
 
         Args:
             place: its own.
             items: what it is over.
-            gives: whether it ends by returning a value only, so that it is not left unless it trains.
+            only_returns: whether it ends by returning a value only: then it is not left unless it
+                trains.
         """
         if current_thread() is not main_thread():  # it ends with the script
             yield from items
@@ -332,7 +334,7 @@ class Loops:
                     is_early = not self.has_stepped and self._generates()
                     seconds = max(seconds, _MORE_SECONDS if keeps else 0)
                     is_calm = calm >= _CALM_ROUNDS and not (self.has_stepped and loop.ends_itself)
-                    is_over = spent > seconds and (is_early or is_calm) and not gives
+                    is_over = spent > seconds and (is_early or is_calm) and not only_returns
                 if is_over:
                     self.left.update({} if self.has_stepped else {place: None})
                     yield from loop.rest(second - before[0]) if place in self.training else ()
@@ -402,7 +404,7 @@ class Loops:
             if all(
                 a != b or a == c for a, b, c in zip(known.first, known.last, values, strict=True)
             ):
-                return known.later
+                return copy(known.later)
             known.later = None
         if collection is None and (self.has_stepped or not known.repeats):
             known.seen.add(shown)
@@ -451,7 +453,7 @@ class Loops:
             if not known.repeats:
                 known.seen = {True, False}
             known.repeats = False
-            known.later = at(found) if known.stays else None
+            known.later = copy(at(found)) if known.stays else None
             self.turned[f"{known.line}, at {value:,}"] = self._recorder.now()
             return at(found)
         return holds

@@ -1,14 +1,7 @@
-"""Observes a training script: which modules run, when phases begin, and when two steps are done.
-
-State of paged optimizers of bitsandbytes is in CUDA's managed memory, which the driver moves
-between GPU and host.  The trace counts it as on the GPU, where it is while there is room.
-bitsandbytes takes it from its CUDA library, which is not loaded here (``get_paged`` and ``fill`` in
-``bitsandbytes/functional.py``).
-"""
+"""Observes a training script: which modules run, when phases begin, and when two steps are done."""
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -44,6 +37,7 @@ from gpumemnet.torch_private.script import BACKWARD, DECORATE, GRADIENTS, MODULE
 from gpumemnet.torch_private.training import fill_history
 from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.recorder import Recorder
+from gpumemnet.tracing.script.libraries import take_from_gpu
 from gpumemnet.tracing.script.loops import Loops
 from gpumemnet.tracing.script.models import (
     ModelTensors,
@@ -71,30 +65,6 @@ from gpumemnet.tracing.script.whole_run import (
 )
 from gpumemnet.tracing.timeline import Timeline
 from gpumemnet.units import MIB
-
-
-def take_from_gpu(optimizer: Optimizer, note: Callable[[str], object]) -> None:
-    """Let a paged optimizer allocate its state on the simulated GPU; does nothing for others.
-
-    Args:
-        optimizer: about to take a step.
-        note: called with a note for a paged optimizer.
-    """
-    functional: Any = sys.modules.get("bitsandbytes.functional")
-    if functional is None or not getattr(optimizer, "is_paged", False):
-        return
-
-    def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=device or "cuda")
-
-    def fill(tensor: Tensor, value: Any, device: Any = None, prefetch: bool = True) -> None:
-        tensor.fill_(value)
-
-    functional.get_paged, functional.fill = get_paged, fill
-    note(
-        "paged optimizer: its state is counted as on the GPU; the driver moves parts of it to the host where memory is short"
-    )
-
 
 _STEPS: Final = 2
 _SECONDS_ON_HOST: Final = 10.0

@@ -72,7 +72,7 @@ _FAR: Final = 1e8
 _ADDS: Final = _functions("add", "__add__", "__radd__")
 _COUNTS: Final = _functions("sum", "count_nonzero")
 _SOFTMAX: Final = _functions("softmax") | {torch.nn.functional.softmax}
-_KEEPS_COUNT: Final = _functions(
+_KEEPS: Final = _functions(
     *("clone", "detach", "long", "int", "to", "max", "view", "reshape", "__getitem__"),
     *(
         "float",
@@ -373,7 +373,7 @@ class ReadValues(MissingValues):
             each = 1 if given.dtype == torch.bool else self._counts.get(given)
             if each is not None:
                 self._counts[last] = each * given.numel() // last.numel()
-        elif given is not None and self._counts and func in _KEEPS_COUNT and given in self._counts:
+        elif given is not None and self._counts and func in _KEEPS and given in self._counts:
             self._counts[last] = self._counts[given]
         elif (
             given is not None
@@ -386,7 +386,7 @@ class ReadValues(MissingValues):
             self._counts[last] = self._counts.get(args[0], 0) + args[-1]  # the end of a slice, say
         if func in _SOFTMAX and last.ndim:
             self._shares[last] = 1 / max(last.shape[-1], 1)
-        elif func in _KEEPS_COUNT:
+        elif func in _KEEPS:
             source = args[0][0] if given is None else given
             for shares in (self._shares, self._masks):
                 if source in shares and last not in shares:

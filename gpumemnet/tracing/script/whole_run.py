@@ -73,8 +73,9 @@ _Draw = tuple[int, tuple[Any, ...]]
 _MOST_KEPT_BYTES: Final = 2**28
 """Size of a chosen batch that is kept, to be given again."""
 _SECONDS: Final = 3.0
+"""CPU time to read samples of one data set; on the clock it may take three times as long."""
 LATER_SECONDS: Final = 1.0
-"""CPU time to read samples of a data set, and of one that is first read after training."""
+"""The same of a data set that is first read once training loops end."""
 _EVALUATION_SECONDS: Final = 3.0
 """CPU time of an evaluation that goes on to its end, because the script may count what it gave."""
 _SLOW_ROUNDS: Final = 6
@@ -171,7 +172,7 @@ class Loaders:
         self.batch_sizes: dict[int, bool] = {}
         """Batch sizes of data loaders, and of arguments and files → whether they are of the latter."""
         self.seconds = _SECONDS
-        """CPU time to read samples of one data set; on the clock it may take three times as long."""
+        """CPU time to read samples of the next data set."""
         self.known: WeakKeyDictionary[DataLoader[Any], list[Any]] = WeakKeyDictionary()
         self.drawn: WeakKeyDictionary[DataLoader[Any], dict[Any, Any]] = WeakKeyDictionary()
         """Numbers of the samples of the longest batch, where a data set draws their sizes → the
