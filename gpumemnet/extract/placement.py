@@ -315,7 +315,7 @@ class KnownValues(DispatchMode):
         if others > REAL_ELEMENTS or whole > _COMPUTED_ELEMENTS:
             if self.numbers.makes_up:
                 self.numbers.follow(func, args, named, trial, writes=False)
-            elif (
+            elif (  # its numbers follow from known ones alone
                 type(trial) is torch.Tensor
                 and named.get("device") is None
                 and "empty" not in func.__name__

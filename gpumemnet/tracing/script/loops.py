@@ -316,8 +316,10 @@ class Loops:
                 if made > before[2]:
                     self.making.add(place)
                 if place in self.training:
-                    wanted = 2 - bool(loop.numbers) if loop.is_outer else _CALM_ROUNDS_OF_TRAINING
-                    is_done = has_trained and calm >= wanted
+                    # Conditions on another counter than a loop's own number wait for its next rise.
+                    of_epochs = 1 if loop.numbers else _RISES
+                    enough = of_epochs if loop.is_outer else _CALM_ROUNDS_OF_TRAINING
+                    is_done = has_trained and calm >= enough
                     # Other numbers bring something else, and epochs were cut for them.
                     is_over = is_done or bool(
                         loop.wanted and calm and (has_trained or self._is_cut())

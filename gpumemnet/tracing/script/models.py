@@ -262,6 +262,12 @@ def _copied(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 
+def optimizer_key(optimizer: Optimizer) -> int:
+    """Return a number of an optimizer, and of any that is made in its place for the same
+    parameters."""
+    return hash((type(optimizer), *map(id, parameters_of(optimizer))))
+
+
 def frozen_parameters(optimizers: Iterable[Optimizer]) -> set[int]:
     """Return the identities of the parameters that do not train now beside others that their
     optimizer trains; where it trains none, optimizers take turns, as in a GAN."""

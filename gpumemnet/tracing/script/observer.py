@@ -45,6 +45,7 @@ from gpumemnet.tracing.script.models import (
     ScriptModules,
     TrainedModel,
     frozen_parameters,
+    optimizer_key,
     parameters_of,
 )
 from gpumemnet.tracing.script.repeated_passes import RepeatedPasses
@@ -417,7 +418,7 @@ class ScriptObserver:
                 self._made_at = self._stepped.total()
                 if self.loops.has_trained and not self._trains_another:
                     self._trains_another = True
-                    shorten_alarm(min(REST_SECONDS, self.more_seconds) or REST_SECONDS)
+                    self._begin_rest()
             make_optimizer(optimizer, *args, **kwargs)
 
         handles = [
@@ -506,7 +507,7 @@ class ScriptObserver:
         is_enough = (
             (events > most or is_late)
             and seconds > MORE_SECONDS
-            and all(self._stepped[_key(each)] != 1 for each in self._optimizers())
+            and all(self._stepped[optimizer_key(each)] != 1 for each in self._optimizers())
         )
         if not (is_enough or (is_over and not self.loops.has_trained)):
             return
@@ -519,11 +520,15 @@ class ScriptObserver:
             self.loaders.is_over = not self.loops.trains or None
             self.loaders.seconds = LATER_SECONDS
             self._counted_from, self._counted_at = self.recorder.now(), process_time()
-            shorten_alarm(min(REST_SECONDS, self.more_seconds) or REST_SECONDS)
+            self._begin_rest()
             return
         self._whole = self.whole_run()
         self.recorder.close()
         raise EnoughSteps
+
+    def _begin_rest(self) -> None:
+        """What follows the steps has time of its own from now on."""
+        shorten_alarm(min(REST_SECONDS, self.more_seconds) or REST_SECONDS)
 
     def _gives(self, what: str) -> None:
         """A data loader gives a batch that was chosen: the next step trains on it."""
@@ -546,9 +551,9 @@ class ScriptObserver:
             trained = [each for each in held if each.requires_grad or each in optimizer.state]
             known = set(map(id, trained))  # some scripts turn requires_grad off between steps
             frozen += self._state_bytes(optimizer, [each for each in held if id(each) not in known])
-            stepped = self._stepped[_key(optimizer)]
+            stepped = self._stepped[optimizer_key(optimizer)]
             wraps_another = any(
-                self._stepped[_key(each)] > stepped
+                self._stepped[optimizer_key(each)] > stepped
                 and {*map(id, optimizer.param_groups)} <= {*map(id, each.param_groups)}
                 for each in self._optimizers()
             )
@@ -678,7 +683,7 @@ class ScriptObserver:
                 self.device_of(each) == _GPU or hasattr(each, "device_mesh") for each in parameters
             )
             # Without gradients it trains nothing, such as where a script shows its learning rates.
-            self._stepped[_key(optimizer)] += self._trains_on_gpu or any(
+            self._stepped[optimizer_key(optimizer)] += self._trains_on_gpu or any(
                 each.grad is not None for each in parameters
             )
         if self.trains_on_host:
@@ -690,11 +695,6 @@ class ScriptObserver:
         if optimizer is self._boundary() and self._started:
             self._end_step()
         self._begin("forward")
-
-
-def _key(optimizer: Optimizer) -> int:
-    """A number of an optimizer, and of any that is made in its place for the same parameters."""
-    return hash((type(optimizer), *map(id, parameters_of(optimizer))))
 
 
 def _counted(steps: int) -> str:

@@ -67,25 +67,15 @@ _EQUAL: Final = _functions("eq", "__eq__")
 _UNEQUAL: Final = _functions("ne", "__ne__")
 _LESS: Final = _functions("lt", "le", "__lt__", "__le__")
 _GREATER: Final = _functions("gt", "ge", "__gt__", "__ge__")
+_ORDERED: Final = _LESS | _GREATER
 _FAR: Final = 1e8
 """A number that others are compared with until the first of them is the best so far."""
 _ADDS: Final = _functions("add", "__add__", "__radd__")
 _COUNTS: Final = _functions("sum", "count_nonzero")
 _SOFTMAX: Final = _functions("softmax") | {torch.nn.functional.softmax}
 _KEEPS: Final = _functions(
-    *("clone", "detach", "long", "int", "to", "max", "view", "reshape", "__getitem__"),
-    *(
-        "float",
-        "double",
-        "bool",
-        "squeeze",
-        "cat",
-        "stack",
-        "unsqueeze",
-        "flatten",
-        "expand",
-        "repeat",
-    ),
+    *("clone", "detach", "long", "int", "float", "double", "bool", "to", "max", "__getitem__"),
+    *("view", "reshape", "squeeze", "unsqueeze", "flatten", "expand", "repeat", "cat", "stack"),
 ) | {Tensor.data.__get__}  # type: ignore[attr-defined]  # a property of C++
 _MOVES: Final = _functions(
     *("__getitem__", "index_select", "gather", "take", "take_along_dim", "masked_select")
@@ -351,9 +341,10 @@ class ReadValues(MissingValues):
             self._masks[last] = sum(map(self._selected, args[0])) / _size(last)
         if func in _EQUAL and last.ndim == 1 and 0 in (each.ndim for each in tensors):
             self._masks[last] = 1 / _size(last)  # such as the rank of a label
-        counts = [self._orders[each] for each in tensors if each in self._orders]
-        if func in _EQUAL and counts:
-            self._masks[last] = 1 / max(counts[0], 1)  # such as its rank in each row
+        if func in _EQUAL and self._orders:
+            for tensor in tensors:
+                if tensor in self._orders:  # such as its rank in each row
+                    self._masks[last] = 1 / max(self._orders[tensor], 1)
         if not last.is_meta:
             if func in _PICKING and isinstance(args[0], Tensor) and args[0].is_meta:
                 self._assumed[last] = True
@@ -418,7 +409,7 @@ class ReadValues(MissingValues):
             return known[0]
         if func in _EQUAL and known[0] is False and known[1] == 0 and known[1] is not None:
             return True
-        if func in _LESS | _GREATER and isinstance(limit := known[-1], float | int):
+        if func in _ORDERED and isinstance(limit := known[-1], float | int):
             return (limit > 0) is (func in _LESS) if abs(limit) >= _FAR else None
         if func in _NOT:
             return None if known[0] is None else not known[0]
@@ -500,15 +491,15 @@ def _comparing(compare: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     def compared(self: Any, other: Any) -> Any:
         if not isinstance(other, int | float):
             return NotImplemented
-        usual = compare(self.usual, _usual(other))
-        if isinstance(other, _ReadNumber) and self.usual == other.usual and self.usual:
-            usual |= compare in (operator.gt, operator.lt)  # better than the best, each time
         if other is self or not math.isfinite(other):  # whether it is a number, or infinite
             return compare(self.usual, _usual(other))
         place = running_place()
         if place is not None and not place.compares and compare in (operator.eq, operator.ne):
             self.values.branch_at(place)
             return compare(_plain(self), other)  # a key of a dictionary
+        usual = compare(self.usual, _usual(other))
+        if isinstance(other, _ReadNumber) and self.usual == other.usual and self.usual:
+            usual |= compare in (operator.gt, operator.lt)  # better than the best, each time
         return self.values.decide(usual)
 
     return compared

@@ -286,8 +286,8 @@ class Loaders:
         is_small = sum(each.nbytes for each in tensors) < _MOST_KEPT_BYTES
         if is_small and not any(map(self._holds, tensors)):
             with suppress(Exception), unseen():  # not everything can be copied
-                known[what] = size, deepcopy(batch)
-                return deepcopy(batch)  # its arrays can be written to, as those of a worker can
+                # The arrays of the copy can be written to, as those of a worker can.
+                known[what], batch = (size, batch), deepcopy(batch)
         return batch
 
     def trains(self, loader: DataLoader[Any]) -> bool:
@@ -492,18 +492,36 @@ def _longest_and_last(
         ] = None
     place = padded.index(max(padded))
     beside = [*batches[place + 1 : place + 2], *batches[place - 1 :]][0]
-    longest = batches[place]
-    is_usual = loader.collate_fn is not default_collate and len(longest) == len(batches[0])
-    if is_usual and not isinstance(getattr(sampler, "sampler", None), SequentialSampler):
-        # It may cut all to the shortest of a batch, and another epoch has other batches.
-        members, draw = [each for batch in batches for each in batch], random.Random(0).sample
-        rounds = range(min(_EPOCHS * len(batches), _AHEAD // len(longest)))
-        others = [draw(members, len(longest)) for _ in rounds]
-        cut = max(others, key=lambda batch: min(sizes.get(each, 0) for each in batch))
-        with suppress(Exception):  # not all make a batch
-            collated = (_size(loader.collate_fn(_samples(loader, one))) for one in (longest, cut))
-            longest = longest if next(collated) >= next(collated) else cut
-    return longest, last, beside
+    return _longest_of_epochs(loader, batches, batches[place], sizes), last, beside
+
+
+def _longest_of_epochs(
+    loader: DataLoader[Any],
+    batches: Sequence[Sequence[Any]],
+    longest: Sequence[Any],
+    sizes: Mapping[Any, int],
+) -> Sequence[Any]:
+    """Return the longest batch; where a collate function of the user's cuts all to the shortest of a
+    batch, it is one of many epochs, each of which has other batches.
+
+    Args:
+        loader: gives them.
+        batches: those of one epoch.
+        longest: the longest of them, once padded.
+        sizes: those of samples that were read.
+    """
+    is_drawn = not isinstance(getattr(loader.batch_sampler, "sampler", None), SequentialSampler)
+    has_own = loader.collate_fn is not default_collate
+    if not (is_drawn and has_own and len(longest) == len(batches[0])):
+        return longest
+    members, draw = [each for batch in batches for each in batch], random.Random(0).sample
+    rounds = range(min(_EPOCHS * len(batches), _AHEAD // len(longest)))
+    others = [draw(members, len(longest)) for _ in rounds]
+    cut = max(others, key=lambda batch: min(sizes.get(each, 0) for each in batch))
+    with suppress(Exception):  # not all make a batch
+        collated = (_size(loader.collate_fn(_samples(loader, each))) for each in (longest, cut))
+        return longest if next(collated) >= next(collated) else cut
+    return longest
 
 
 def _time_to_read(seconds: float) -> Callable[[], bool]:
