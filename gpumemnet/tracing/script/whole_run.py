@@ -517,7 +517,13 @@ def _longest_of_epochs(
     members, draw = [each for batch in batches for each in batch], random.Random(0).sample
     rounds = range(min(_EPOCHS * len(batches), _AHEAD // len(longest)))
     others = [draw(members, len(longest)) for _ in rounds]
-    cut = max(others, key=lambda batch: min(sizes.get(each, 0) for each in batch))
+
+    def shortest(batch: Sequence[Any]) -> int:
+        return min(sizes.get(each, 0) for each in batch)
+
+    cut = max(others, key=shortest)
+    if _are_alike(shortest(cut), shortest(longest)):
+        return longest
     with suppress(Exception):  # not all make a batch
         collated = (_size(loader.collate_fn(_samples(loader, each))) for each in (longest, cut))
         return longest if next(collated) >= next(collated) else cut
