@@ -126,7 +126,7 @@ def asking(
             returns a JSON value or raises a :class:`~gpumemnet.errors.GpumemnetError`.
         source: the user's file; error messages about its code begin with it.
         purpose: what torch is needed for; for the error message when it is not installed.
-        deadline_seconds: time for everything that a request needs, including the import of torch.
+        deadline_seconds: time for everything that all requests need, including the import of torch.
         variables: further environment variables of the child.
         show_output: whether to pass what user code prints on to standard error.
         progress: called with what the child does.
@@ -146,15 +146,14 @@ def asking(
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError("torch", "extract", purpose)
     child: _Child | None = None
+    end = monotonic() + deadline_seconds
 
     def asked(request: Mapping[str, Any]) -> Any:
         nonlocal child
         if child is None or not child.is_running:
-            child = children.enter_context(
-                _Child(compute, deadline_seconds, variables or {}, show_output, progress)
-            )
+            child = children.enter_context(_Child(compute, variables or {}, show_output, progress))
         try:
-            text, status = child.ask(request)
+            text, status = child.ask(request, end - monotonic())
         except TimeoutError:
             child.end()
             raise ExtractError(
@@ -186,13 +185,11 @@ class _Child(ExitStack):
     def __init__(
         self,
         compute: Callable[[dict[str, Any]], object],
-        deadline_seconds: float,
         variables: Mapping[str, str],
         show_output: bool,
         progress: Progress | None,
     ) -> None:
         super().__init__()
-        self._seconds = deadline_seconds + max(_GRACE_SECONDS, _GRACE_SHARE * deadline_seconds)
         self._progress = progress
         # Files, where it is the end that is waited for: a process that user code leaves running
         # would keep a pipe open.
@@ -201,7 +198,6 @@ class _Child(ExitStack):
         received, self._requests = map(self.enter_context, _pipe())
         self._statuses, statuses = map(self.enter_context, _pipe())
         self._envelope = {
-            "deadline_seconds": deadline_seconds,
             "pythonpath": variables.get("PYTHONPATH", os.environ.get("PYTHONPATH")),
             "progress": progress is not None,
             "statuses": statuses.fileno(),
@@ -220,18 +216,23 @@ class _Child(ExitStack):
         received.close()
         statuses.close()
 
-    def ask(self, request: Mapping[str, Any]) -> tuple[str, int]:
+    def ask(self, request: Mapping[str, Any], seconds: float) -> tuple[str, int]:
         """Return the answer to a request, empty if there is none, and the exit status.
 
         Raises:
             TimeoutError: there is none in time.
         """
+        if seconds <= 0:  # earlier requests took it
+            raise TimeoutError
         self._printed = os.fstat(self._output.fileno()).st_size
         with suppress(BrokenPipeError):  # its status tells why
             self._requests.write(
-                json.dumps({**self._envelope, "request": request}).encode() + b"\n"
+                json.dumps(
+                    {**self._envelope, "deadline_seconds": seconds, "request": request}
+                ).encode()
+                + b"\n"
             )
-        status = self._wait(monotonic() + self._seconds)
+        status = self._wait(monotonic() + seconds + max(_GRACE_SECONDS, _GRACE_SHARE * seconds))
         self._answer.seek(0)
         text = self._answer.read().decode()
         self._answer.seek(0)
@@ -329,7 +330,7 @@ def _answer(compute: str) -> NoReturn:
         where = user_calls(error)
         within = f" (it was at {where})" if where else ""
         # An alarm that was shortened has come earlier.
-        seconds = min(envelope["deadline_seconds"], round(monotonic() - started))
+        seconds = round(min(envelope["deadline_seconds"], round(monotonic() - started)), 1)
         answer = {"error": f"was not done after {seconds:g} seconds{within}: raise --deadline"}
     except SystemExit as error:
         answer = {

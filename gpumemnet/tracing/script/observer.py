@@ -506,7 +506,7 @@ class ScriptObserver:
         is_late = seconds > self.more_seconds / 2 and not self.loops.has_trained  # slow steps
         is_enough = (
             (events > most or is_late)
-            and seconds > MORE_SECONDS
+            and seconds > min(MORE_SECONDS, self.more_seconds / 2)
             and all(self._stepped[optimizer_key(each)] != 1 for each in self._optimizers())
         )
         if not (is_enough or (is_over and not self.loops.has_trained)):
