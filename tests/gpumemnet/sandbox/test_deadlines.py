@@ -21,5 +21,5 @@ def test_a_later_request_has_what_earlier_ones_left() -> None:
         assert asked({"seconds": 1}) == 1
         with pytest.raises(ExtractError, match=r"train.py: was not done after [0-4][.\d]* seconds"):
             asked({"seconds": 60})
-        with pytest.raises(ExtractError, match="train.py: was not done after 6 seconds"):
+        with pytest.raises(ExtractError, match=r"train.py: was not done after 6 seconds"):
             asked({"seconds": 0})
