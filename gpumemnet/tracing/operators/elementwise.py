@@ -442,8 +442,18 @@ def _is_held_once(tensor: Tensor) -> bool:
     )
 
 
+def _where(original: Callable[..., Tensor], condition: Tensor, *args: Any) -> Tensor:
+    """Choose by bytes, as old code does: kernels of the GPU convert a copy of them
+    (``TensorCompare.cpp``), meta tensors refuse them."""
+    if condition.dtype != torch.uint8:
+        return original(condition, *args)
+    _copy = condition.to(torch.bool)  # lives while the kernel runs; the graph keeps the bytes
+    return original(condition.view(torch.bool), *args)
+
+
 OVERRIDES.update(
     {
+        aten.where.self: _where,
         aten.dropout.default: _dropout,
         aten.mish_backward.default: _mish_backward,
         aten.add.Tensor: _add,

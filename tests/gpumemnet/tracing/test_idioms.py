@@ -60,6 +60,7 @@ assert padded and torch.ones(2).type_as(model.bias).is_cuda and nn.functional.on
 with torch.cuda.graph(torch.cuda.CUDAGraph()): bits + 1
 sparse = torch.eye(4).to_sparse().cuda()
 assert len((sparse + sparse).coalesce().values()) == 4 and model.weight[:2].to_sparse()._nnz() == 512
+torch.where(torch.zeros_like(model.bias, dtype=torch.uint8), model.bias, 0 * model.bias).sum().backward()
 torch.distributions.VonMises(model.bias, model.bias.exp()).sample()
 torch.jit.trace(nn.Tanh(), model.bias).save("tanh.pt")
 assert torch.jit.load("tanh.pt")(model.bias).is_cuda and type(torch.ones(1).as_subclass(Kind).cuda()) is Kind
