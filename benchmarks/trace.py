@@ -22,13 +22,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.extract.module_calls import inputs_from_example
 from gpumemnet.gpu import device_profile
 from gpumemnet.tracing.api import TraceOptions
-from gpumemnet.tracing.model_tracer import affine_sizes
 from gpumemnet.tracing.operators.rules import Platform
-from gpumemnet.tracing.timeline import memory_of, repeated
+from gpumemnet.tracing.timeline import steady_memory
 from gpumemnet.tracing.training_loop import record
 
 EXAMPLES = Path(__file__).parents[1] / "tests/gpumemnet/extract/examples"
@@ -80,7 +78,7 @@ def cold(command: list[str]) -> tuple[float, float, str]:
 
 
 def further_batch_seconds(file: str, batch: int) -> float:
-    """Return the median seconds for one more batch size, interpolated from two traces."""
+    """Return the median seconds for one more batch size, where torch is loaded."""
     sys.path.insert(0, str(EXAMPLES))
     with torch.device("meta"):
         model = __import__(file).build()
@@ -90,17 +88,11 @@ def further_batch_seconds(file: str, batch: int) -> float:
         else torch.empty(batch, 3, 224, 224, device="meta")
     )
     inputs, device = inputs_from_example(example, None), device_profile("H200")
-    first, second = (
-        record(model, inputs.resized(size), TraceOptions(), Platform(device=device)).timeline
-        for size in (batch, batch + 1)
-    )
-    lines = affine_sizes((batch, first), (batch + 1, second))
-    assert lines is not None
-    run = repeated(lines.timeline)
     seconds = []
-    for size in range(batch + 2, batch + 18):
+    for size in range(batch + 1, batch + 4):
         start = time.perf_counter()
-        memory_of(run, *lines.at(size), device, AllocatorSettings())
+        traced = record(model, inputs.resized(size), TraceOptions(), Platform(device=device))
+        steady_memory(traced.timeline, device)
         seconds.append(time.perf_counter() - start)
     return statistics.median(seconds)
 

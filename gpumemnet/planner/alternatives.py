@@ -31,9 +31,8 @@ from gpumemnet.planner.costs import Machine, StepCosts
 from gpumemnet.planner.planned_step import simulate
 from gpumemnet.planner.plans import Alternative, Decision, ranges
 from gpumemnet.tracing.api import TraceOptions, TraceRequest
-from gpumemnet.tracing.model_tracer import BatchMemory, BatchTraces
+from gpumemnet.tracing.model_tracer import BatchMemory
 from gpumemnet.tracing.operators.rules import Platform, with_cudnn
-from gpumemnet.tracing.result import BatchPoint
 from gpumemnet.tracing.timeline import Memory, Timeline, steady_memory
 from gpumemnet.tracing.training_loop import record
 
@@ -92,7 +91,6 @@ class _Job:
             "optimizer": OPTIMIZER_RULES[now.optimizer].torch_class,
             "time": change.get("time"),
         }
-        memory: Any
         if "decision" in change:
             memory = self._decided(Decision(change["decision"]), change.get("step", 1), words)
         elif change["name"] == "microbatches":
@@ -134,7 +132,7 @@ class _Job:
         words["blocks"] = ", ".join(ranges(u.removeprefix("model." * is_named) for u in units))
         return self._memory(planned.timeline)
 
-    def _accumulated(self, options: dict[str, Any]) -> BatchPoint | None:
+    def _accumulated(self, options: dict[str, Any]) -> Memory | None:
         """Return the memory of the largest microbatch below the job's batch that fits, of one
         sample if none does, and put both numbers into ``options``."""
         now, whole = self.request.options, self.inputs.batch_size
@@ -143,12 +141,15 @@ class _Job:
         accumulating = replace(
             now, gradient_accumulation=max(_ACCUMULATED, now.gradient_accumulation)
         )
-        traces = BatchTraces(lambda batch_size: self._timeline(accumulating, batch_size), whole)
-        memory = BatchMemory(traces, self.request.gpu, self.request.allocator)
-        point = memory.point(microbatch_size(whole, min(memory.largest(), whole - 1)))
-        passes = now.gradient_accumulation * ceil(whole / point.batch_size)
-        options |= {"batch_size": point.batch_size, "gradient_accumulation": passes}
-        return point
+        memory = BatchMemory(
+            lambda size: self._timeline(accumulating, size),
+            self.request.gpu,
+            self.request.allocator,
+        )
+        size = microbatch_size(whole, memory.largest(whole, most=whole - 1))
+        passes = now.gradient_accumulation * ceil(whole / size)
+        options |= {"batch_size": size, "gradient_accumulation": passes}
+        return memory.exact(size)
 
     def _with_options(self, options: dict[str, Any], own_optimizer: str | None) -> Memory | None:
         """Return the memory with other options; ``None`` if they are those of the job."""

@@ -2,10 +2,9 @@
 the allocator, add the memory outside the allocator.
 
 The order is that of a real run: tensors (recorder), segments (caching allocator), CUDA context
-(device profile).  :class:`BatchTraces` interpolates between traces: storage sizes are affine in the
-batch size.  Two traces give each size as ``a + b·batch``, and a third trace checks it.  Final answers
-are traced again.  Scratch memory of libraries is not affine; it is interpolated linearly between two
-traces and is never below zero.
+(device profile).  :class:`BatchMemory` looks for the largest batch size between traces: storage
+sizes are affine in the batch size, and two traces give each as ``a + b·batch``.  The answer is traced
+again.  Scratch memory of libraries is not affine; it is interpolated linearly and never below zero.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any, Final
 
@@ -52,6 +51,7 @@ from gpumemnet.tracing.timeline import (
     replayed,
     safe_basis,
     smallest_bytes,
+    steady_memory,
 )
 from gpumemnet.tracing.training_loop import Recording, record
 from gpumemnet.units import MIB
@@ -168,11 +168,12 @@ class ModelTracer:
         )
         self._notes = (*notes, *cudnn_notes)
         self._long_run = cache(repeated)
+        self._recorded = cache(self._record)
 
     def answer(self) -> TraceAnswer:
         """Return the memory at the job's own batch size, with the extra results."""
         inputs, extras = self._inputs, self._request.extras
-        recording = self._record(inputs.batch_size, self._platform)
+        recording = self._recorded(inputs.batch_size, self._platform)
         timeline = recording.timeline
         answer = result_of_run(
             self._long_run(timeline),
@@ -185,14 +186,15 @@ class ModelTracer:
             notes=(*self._notes, *([inputs.note] if inputs.note else []), *recording.notes),
             with_curve=extras.curve,
         )
-        traces = BatchTraces(
-            lambda size: self._record(size, self._platform).timeline, inputs.batch_size, timeline
+        memory = BatchMemory(
+            lambda size: self._recorded(size, self._platform).timeline,
+            self._request.gpu,
+            self._request.allocator,
         )
-        memory = BatchMemory(traces, self._request.gpu, self._request.allocator, self._long_run)
         return replace(
             answer,
             batches=tuple(memory.point(size) for size in extras.batches),
-            max_batch_size=memory.largest() if extras.max_batch else None,
+            max_batch_size=memory.largest(inputs.batch_size) if extras.max_batch else None,
             gpus=self._gpus(timeline) if extras.gpus else (),
             job=job_to_dict(self._job(self._unlimited_reserved_bytes(timeline)))
             if extras.job
@@ -277,50 +279,8 @@ def _kernels(platform: Platform) -> tuple[Any, ...]:
     return (platform.compute_capability, platform.device.blas_workspace_bytes, device)
 
 
-Trace = Callable[[int], Timeline]
-"""Returns the timeline at a batch size."""
-
 Line = tuple[int, float]
 """Bytes at one batch size, and bytes per additional sample."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class AffineSizes:
-    """Sizes as functions of the batch size.
-
-    Attributes:
-        timeline: the run at the larger of the two batch sizes.
-        batch_size: that batch size.
-        sizes, bounds: for each storage the line of its expected bytes, and of their upper bound.
-    """
-
-    timeline: Timeline
-    batch_size: int
-    sizes: tuple[Line, ...]
-    bounds: tuple[Line, ...]
-
-    def at(self, batch_size: int) -> tuple[list[int], list[int]]:
-        """Return expected bytes and upper bounds of every storage at ``batch_size``."""
-        further = batch_size - self.batch_size
-        expected, most = (
-            [max(0, round(a + b * further)) for a, b in lines]
-            for lines in (self.sizes, self.bounds)
-        )
-        return expected, most
-
-    def agrees_with(self, batch_size: int, timeline: Timeline) -> bool:
-        """Whether a trace at ``batch_size`` has the predicted sizes, except for scratch memory."""
-        if skeleton(self.timeline) != skeleton(timeline):
-            return False
-        predicted, _ = self.at(batch_size)
-        tensors = [
-            size
-            for size, storage in zip(predicted, self.timeline.storages, strict=True)
-            if not storage.is_scratch
-        ]
-        return tensors == [
-            storage.size_bytes for storage in timeline.storages if not storage.is_scratch
-        ]
 
 
 def skeleton(timeline: Timeline) -> tuple[list[int], list[tuple[str, str, str]]]:
@@ -340,163 +300,111 @@ def skeleton(timeline: Timeline) -> tuple[list[int], list[tuple[str, str, str]]]
     return events, roles
 
 
-def affine_sizes(first: tuple[int, Timeline], second: tuple[int, Timeline]) -> AffineSizes | None:
-    """Return the lines through two traces, ``None`` if the two runs differ.
+def sizes_between(
+    low: int, lower: Timeline, high: int, upper: Timeline, batch_size: int
+) -> tuple[list[int], list[int]]:
+    """Return expected bytes and upper bounds of the storages of ``upper`` at ``batch_size``, on the
+    lines through the same run at two batch sizes.
 
     Scratch memory that only one of them has is assumed to be proportional to the batch size.
     """
-    (low, lower), (high, upper) = sorted((first, second), key=lambda pair: pair[0])
-    if low == high or skeleton(lower) != skeleton(upper):
-        return None
-    same = len(lower.storages) == len(upper.storages)
-    before = iter([storage for storage in lower.storages if same or not storage.is_scratch])
-    sizes: list[Line] = []
-    bounds: list[Line] = []
+    has_same = len(lower.storages) == len(upper.storages)
+    before = iter([storage for storage in lower.storages if has_same or not storage.is_scratch])
+    lines = []
     for storage in upper.storages:
-        size, bound, span = 0, 0, high
-        if same or not storage.is_scratch:
+        start, size, bound = 0, 0, 0
+        if has_same or not storage.is_scratch:
             other = next(before)
-            size, bound, span = other.size_bytes, other.bound_bytes, high - low
-        sizes.append((storage.size_bytes, (storage.size_bytes - size) / span))
-        bounds.append((storage.bound_bytes, (storage.bound_bytes - bound) / span))
-    return AffineSizes(upper, high, tuple(sizes), tuple(bounds))
+            start, size, bound = low, other.size_bytes, other.bound_bytes
+        share = (batch_size - start) / (high - start)
+        ends = ((size, storage.size_bytes), (bound, storage.bound_bytes))
+        lines.append([max(0, round(first + share * (last - first))) for first, last in ends])
+    sizes, bounds = zip(*lines, strict=True)
+    return [*sizes], [*bounds]
 
 
-class BatchTraces:
-    """Timelines at any batch size: interpolated between two traces if the run is the same, else
-    traced.
-
-    Args:
-        trace: traces at a batch size.
-        batch_size: the batch size of the job.
-        timeline: the run at that batch size, if it is traced already.
-    """
-
-    def __init__(self, trace: Trace, batch_size: int, timeline: Timeline | None = None) -> None:
-        self._trace = trace
-        self._own = max(
-            2, batch_size
-        )  # at batch size 1 strides are ambiguous, and some operators run other code
-        self._traced = {} if timeline is None else {batch_size: timeline}
-        self._lines: dict[tuple[int, int], AffineSizes | None] = {}
-        self._is_affine: bool | None = None
-
-    @property
-    def traced(self) -> tuple[int, ...]:
-        """The batch sizes that were traced."""
-        return tuple(sorted(self._traced))
-
-    def exact(self, batch_size: int) -> Timeline:
-        """Return the traced run at ``batch_size``."""
-        if batch_size not in self._traced:
-            self._traced[batch_size] = self._trace(batch_size)
-        return self._traced[batch_size]
-
-    def sizes(self, batch_size: int) -> tuple[Timeline, list[int], list[int]]:
-        """Return a timeline, and the expected bytes and upper bounds of its storages at
-        ``batch_size``."""
-        lines = None
-        if batch_size > 1 and batch_size not in self._traced and self._can_interpolate():
-            lines = self._lines_around(batch_size)
-        if lines is None:
-            timeline = self.exact(batch_size)
-            return timeline, timeline.sizes, timeline.bounds
-        return lines.timeline, *lines.at(batch_size)
-
-    def _can_interpolate(self) -> bool:
-        if self._is_affine is None:
-            lines = affine_sizes(
-                (self._own, self.exact(self._own)), (self._own + 1, self.exact(self._own + 1))
-            )
-            guard = 2 * self._own + 1
-            self._is_affine = lines is not None and lines.agrees_with(guard, self.exact(guard))
-        return self._is_affine
-
-    def _lines_around(self, batch_size: int) -> AffineSizes | None:
-        known = [size for size in self.traced if size > 1]
-        place = bisect(known, batch_size)
-        first = min(max(place - 1, 0), len(known) - 2)  # the nearest two, on both sides if possible
-        pair = (known[first], known[first + 1])
-        if pair not in self._lines:
-            self._lines[pair] = affine_sizes(
-                (pair[0], self._traced[pair[0]]), (pair[1], self._traced[pair[1]])
-            )
-        return self._lines[pair]
+def point_of(batch_size: int, memory: Memory | TraceAnswer, verdict: str) -> BatchPoint:
+    """Return what an answer says of a batch size."""
+    return BatchPoint(
+        batch_size=batch_size,
+        expected_bytes=memory.expected_bytes,
+        safe_bytes=memory.safe_bytes,
+        verdict=verdict,
+    )
 
 
 MAX_BATCH_SIZE: Final = 2**20
 """Largest batch size that is searched."""
 
 
-def largest_batch(traces: BatchTraces, fits: Callable[[int], bool]) -> int:
-    """Return the largest batch size that ``fits``, 0 if none does.
-
-    The answer and the next larger batch size are traced, not interpolated.
-
-    Args:
-        traces: the traces that ``fits`` uses.
-        fits: whether a batch size fits, by :meth:`BatchTraces.sizes`.
-    """
-    while True:
-        low, high = 0, 1
-        while high <= MAX_BATCH_SIZE and fits(high):
-            low, high = high, 2 * high
-        high = min(high, MAX_BATCH_SIZE + 1)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        news = [
-            batch
-            for batch in (low, high)
-            if 1 <= batch <= MAX_BATCH_SIZE and batch not in traces.traced
-        ]
-        if not news:
-            return low
-        for batch in news:
-            traces.exact(batch)
-        if (low == 0 or fits(low)) and (high > MAX_BATCH_SIZE or not fits(high)):
-            return low
-
-
 class BatchMemory:
     """The memory at any batch size on one GPU.
 
     Args:
-        traces: the traces of the job.
+        trace: traces at a batch size.
         device: the GPU.
         settings: settings of the caching allocator.
-        long_run: returns a run with its last step repeated.
     """
 
     def __init__(
-        self,
-        traces: BatchTraces,
-        device: DeviceProfile,
-        settings: AllocatorSettings,
-        long_run: Callable[[Timeline], LongRun] = repeated,
+        self, trace: Callable[[int], Timeline], device: DeviceProfile, settings: AllocatorSettings
     ) -> None:
-        self._traces = traces
+        self._trace = trace
         self._device = device
         self._settings = settings
-        self._long_run = long_run
+        self._traced: dict[int, Timeline] = {}
+        self._long_run = cache(repeated)
+        self._are_same = cache(self._same_run)
+
+    def exact(self, batch_size: int) -> Memory:
+        """Return the memory at a batch size, which is traced."""
+        if batch_size not in self._traced:
+            self._traced[batch_size] = self._trace(batch_size)
+        return steady_memory(self._traced[batch_size], self._device, self._settings)
 
     def point(self, batch_size: int) -> BatchPoint:
-        """Return the memory at ``batch_size``."""
-        memory = self._memory_at(batch_size)
-        return BatchPoint(
-            batch_size=batch_size,
-            expected_bytes=memory.expected_bytes,
-            safe_bytes=memory.safe_bytes,
-            verdict=verdict_of(memory, self._device),
-            traced=batch_size in self._traces.traced,
-        )
+        """Return the memory at a batch size, which is traced, and whether it fits."""
+        memory = self.exact(batch_size)
+        return point_of(batch_size, memory, verdict_of(memory, self._device))
 
-    def largest(self) -> int:
-        """Return the largest batch size that fits, 0 if none does."""
-        return largest_batch(
-            self._traces, lambda size: verdict_of(self._memory_at(size), self._device) == YES
-        )
+    def largest(self, batch_size: int, most: int = MAX_BATCH_SIZE) -> int:
+        """Return the largest batch size that fits, 0 if none does; it and the next larger one are
+        traced.
 
-    def _memory_at(self, batch_size: int) -> Memory:
-        timeline, sizes, bounds = self._traces.sizes(batch_size)
-        return memory_of(self._long_run(timeline), sizes, bounds, self._device, self._settings)
+        Args:
+            batch_size: the batch size of the job.
+            most: the largest batch size to try.
+        """
+        own = max(2, batch_size)  # at batch size 1 strides are ambiguous, other code may run
+        for size in (own, own + 1):
+            self.exact(size)
+        while True:
+            low, high = 0, 1
+            while high <= most and self._fits(high):
+                low, high = high, 2 * high
+            high = min(high, most + 1)
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (middle, high) if self._fits(middle) else (low, middle)
+            new = {low, high} - {0, most + 1, *self._traced}
+            if not new:
+                return low
+            for size in new:
+                self.exact(size)
+
+    def _fits(self, batch_size: int) -> bool:
+        known = sorted({*self._traced} - {1})
+        # the nearest two, on both sides if possible
+        first = min(max(bisect(known, batch_size) - 1, 0), len(known) - 2)
+        low, high = known[first : first + 2]
+        if batch_size in self._traced or not self._are_same(low, high):
+            memory = self.exact(batch_size)
+        else:
+            lower, upper = self._traced[low], self._traced[high]
+            between = sizes_between(low, lower, high, upper, batch_size)
+            run = self._long_run(upper)
+            memory = memory_of(run, *between, self._device, self._settings)
+        return verdict_of(memory, self._device) == YES
+
+    def _same_run(self, low: int, high: int) -> bool:
+        return skeleton(self._traced[low]) == skeleton(self._traced[high])

@@ -91,15 +91,12 @@ class BatchPoint:
         batch_size: samples per step.
         expected_bytes, safe_bytes: as in :class:`TraceAnswer`.
         verdict: whether it fits the GPU, one of :data:`~gpumemnet.gpu.VERDICTS`.
-        traced: whether this batch size was traced; ``False`` if it was interpolated from two
-            others.
     """
 
     batch_size: int
     expected_bytes: int
     safe_bytes: int
     verdict: str
-    traced: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from multiprocessing import Pipe
 from pathlib import Path
 from types import MappingProxyType
@@ -26,8 +27,8 @@ from typing import Any, Final
 from gpumemnet.errors import ExtractError, GpumemnetError
 from gpumemnet.sandbox.user_code import fault_sentence
 from gpumemnet.tracing.api import ExtraResults
-from gpumemnet.tracing.model_tracer import BatchMemory, BatchTraces
-from gpumemnet.tracing.result import BatchPoint, TraceAnswer
+from gpumemnet.tracing.model_tracer import BatchMemory, point_of
+from gpumemnet.tracing.result import TraceAnswer
 from gpumemnet.tracing.script.run import ScriptCall, ScriptRun, result_of_script, run_script
 from gpumemnet.units import MIB
 
@@ -200,47 +201,33 @@ def trace_batches(
     setting = find_setting(
         own.file, call.arguments, own.batch_size, batch_argument, own.batch_sizes
     )
-    runs = {setting.value: own}
 
+    @cache
     def run_at(size: int) -> ScriptRun:
-        if size not in runs:
-            runs[size] = _run_at(call, setting, size, batch_argument)
-        return runs[size]
+        return own if size == setting.value else _run_at(call, setting, size, batch_argument)
 
+    @cache
     def answer_at(size: int) -> TraceAnswer:
         return result_of_script(run_at(size), call, extras.curve)
 
-    traces = BatchTraces(lambda size: run_at(size).timeline, setting.value, own.timeline)
-    memory = BatchMemory(traces, call.platform.device, own.settings)
-    answer = answer_at(setting.value)
-    notes = [f"{setting.sentence}."]
-    if answer.expected_bytes - memory.point(setting.value).expected_bytes < MIB:
-        for size in {min(extras.batches), max(extras.batches)} if extras.batches else ():
-            traces.exact(size)  # what lies between is interpolated, and nothing is extrapolated
-        points = [memory.point(size) for size in extras.batches]
-        largest = memory.largest() if extras.max_batch else None
-    else:
-        notes.append("the peak is not in the first steps, so each batch size was run as a whole.")
-        points = [_point(size, answer_at(size)) for size in extras.batches]
-        largest = _largest(answer_at, memory.largest(), setting.value) if extras.max_batch else None
+    answer, largest = answer_at(setting.value), None
+    others = ((size, answer_at(size)) for size in extras.batches)
+    if extras.max_batch:
+        memory = BatchMemory(lambda size: run_at(size).timeline, call.platform.device, own.settings)
+        largest = memory.largest(setting.value)
+        if answer.expected_bytes - memory.exact(setting.value).expected_bytes >= MIB:
+            largest = _largest(answer_at, largest, setting.value)
     return replace(
-        answer, batches=tuple(points), max_batch_size=largest, notes=(*answer.notes, *notes)
-    )
-
-
-def _point(size: int, answer: TraceAnswer) -> BatchPoint:
-    return BatchPoint(
-        batch_size=size,
-        expected_bytes=answer.expected_bytes,
-        safe_bytes=answer.safe_bytes,
-        verdict=answer.verdict,
-        traced=True,
+        answer,
+        batches=tuple(point_of(size, other, other.verdict) for size, other in others),
+        max_batch_size=largest,
+        notes=(*answer.notes, f"{setting.sentence}."),
     )
 
 
 def _largest(answer_at: Callable[[int], TraceAnswer], most: int, own_size: int) -> int:
-    """Return the largest batch size whose whole run fits, at most ``most``: on the line through the
-    run's own size and twice that, or below."""
+    """Return the largest batch size whose whole run fits, at most ``most``, where the peak is not in
+    the first steps: on the line through the run's own size and twice that, or below."""
     own, twice = answer_at(own_size), answer_at(2 * own_size)
     each_bytes = max(1, (twice.safe_bytes - own.safe_bytes) // own_size)
     size = min(most, own_size + (own.available_bytes - own.safe_bytes) // each_bytes)

@@ -222,11 +222,7 @@ ANSWER = TraceAnswer(
         "an evaluation loop",
         "a second batch that is on the GPU while the first is worked on, for all of the time",
     ),
-    batches=(
-        BatchPoint(
-            batch_size=4, expected_bytes=GIB, safe_bytes=2 * GIB, verdict="yes", traced=False
-        ),
-    ),
+    batches=(BatchPoint(batch_size=4, expected_bytes=GIB, safe_bytes=2 * GIB, verdict="yes"),),
     max_batch_size=9,
     gpus=(
         GpuFit(

@@ -1,20 +1,25 @@
-"""Other batch sizes are interpolated from two traces; if the run differs, they are traced."""
+"""The largest batch size is looked for between two traces; if the run differs, each size is
+traced."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.extract.module_calls import inputs_from_example
+from gpumemnet.gpu import DeviceProfile, device_profile, with_available
 from gpumemnet.tracing.api import TraceOptions
-from gpumemnet.tracing.model_tracer import BatchTraces, affine_sizes, largest_batch
+from gpumemnet.tracing.model_tracer import BatchMemory, sizes_between, skeleton
 from gpumemnet.tracing.operators.rules import Platform
-from gpumemnet.tracing.timeline import Timeline, peak_of
+from gpumemnet.tracing.timeline import Timeline
 from gpumemnet.tracing.training_loop import record
+from gpumemnet.units import GIB, MIB
 
 
 class Traces:
@@ -43,10 +48,17 @@ def test_every_size_is_affine_in_the_batch(
 ) -> None:
     model = example("gpt2").build(vocabulary=512, width=64, heads=2, depth=2)
     trace = Traces(model, torch.empty(2, 128, dtype=torch.long), platform)
-    lines = affine_sizes((4, trace(4)), (7, trace(7)))
-    assert lines is not None
+    lower, upper = trace(4), trace(7)
+    assert skeleton(lower) == skeleton(upper)
     for batch_size in (2, 16):
-        assert lines.agrees_with(batch_size, trace(batch_size))
+        sizes, _ = sizes_between(4, lower, 7, upper, batch_size)
+        traced = trace(batch_size)
+        assert skeleton(traced) == skeleton(upper)
+        assert [
+            size
+            for size, storage in zip(sizes, upper.storages, strict=True)
+            if not storage.is_scratch
+        ] == [storage.size_bytes for storage in traced.storages if not storage.is_scratch]
 
 
 class Chunked(nn.Module):
@@ -54,48 +66,34 @@ class Chunked(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Linear(64, 64)
+        self.layer = nn.Linear(64, 2**17)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([self.layer(part).relu() for part in torch.split(x, 8)])
 
 
-def test_a_run_that_changes_with_the_batch_is_traced(platform: Platform) -> None:
-    trace = Traces(Chunked(), torch.zeros(16, 64), platform)
-    traces = BatchTraces(trace, 16)
-    for batch_size in (5, 16, 24, 65):
-        timeline, sizes, _ = traces.sizes(batch_size)
-        if batch_size in traces.traced:
-            assert sizes == timeline.sizes
-    assert {5, 24, 65} <= set(trace.asked)
-
-
-def test_interpolated_sizes_need_no_trace(platform: Platform) -> None:
-    trace = Traces(nn.Linear(64, 64), torch.zeros(16, 64), platform)
-    traces = BatchTraces(trace, 16)
-    for batch_size in range(2, 200):
-        traces.sizes(batch_size)
-    assert sorted(trace.asked) == [16, 17, 33]
+@pytest.fixture
+def small_gpu() -> DeviceProfile:
+    return replace(with_available(device_profile("T4"), GIB), context_bytes=256 * MIB)
 
 
 @pytest.mark.parametrize(
-    "model", [nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)), Chunked()]
+    ("model", "most_traces"),
+    [(nn.Sequential(nn.Linear(64, 9000), nn.ReLU(), nn.Linear(9000, 64)), 6), (Chunked(), 99)],
 )
-def test_the_largest_batch_is_that_of_a_plain_search(model: nn.Module, platform: Platform) -> None:
-    trace = Traces(model, torch.zeros(4, 64), platform)
+def test_the_largest_batch_and_the_next_are_traced(
+    model: nn.Module, most_traces: int, small_gpu: DeviceProfile
+) -> None:
+    trace = Traces(model, torch.zeros(4, 64), Platform(device=small_gpu))
+    memory = BatchMemory(trace, small_gpu, AllocatorSettings())
+    found = memory.largest(4)
+    assert {found, found + 1} <= {*trace.asked}
+    assert len(trace.asked) == len({*trace.asked}) <= most_traces
+    assert memory.point(found).verdict == "yes" != memory.point(found + 1).verdict
+    assert memory.largest(4, most=3) == 3
 
-    def peak(batch_size: int, traces: BatchTraces) -> int:
-        timeline, sizes, _ = traces.sizes(batch_size)
-        tensors = [
-            0 if s.memory_class == "workspace" else size
-            for s, size in zip(timeline.storages, sizes, strict=True)
-        ]
-        return peak_of(timeline, tensors)[0]
 
-    traces = BatchTraces(trace, 4)
-    exactly = BatchTraces(trace, 4)
-    capacity = 300_000
-    found = largest_batch(traces, lambda batch: peak(batch, traces) <= capacity)
-    exactly.exact(found), exactly.exact(found + 1)
-    assert peak(found, exactly) <= capacity < peak(found + 1, exactly)
-    assert largest_batch(traces, lambda batch: False) == 0
+def test_none_may_fit() -> None:
+    nothing = with_available(device_profile("T4"), MIB)
+    trace = Traces(nn.Linear(64, 64), torch.zeros(4, 64), Platform(device=nothing))
+    assert BatchMemory(trace, nothing, AllocatorSettings()).largest(4) == 0
