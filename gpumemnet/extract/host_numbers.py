@@ -1,15 +1,21 @@
-"""The numbers of small meta tensors that come from the host.
+"""The numbers of meta tensors that come from the host, or are drawn.
 
 Labels, boxes, flags and steps of time are floating-point numbers as activations are, but code reads
 them back, or selects by them.  They stay meta tensors, so what is counted does not depend on their
 numbers; beside the storage of each there is one on the host.  What an operator makes of known
 numbers alone is known, too; what it writes otherwise is not known any more.
+
+Many numbers, such as pictures or points on rays, are computed only once code selects by what follows
+from them.  Those that are drawn at random may be anything where a single one is read, but a mask of
+many selects about as many as it does here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
-from contextlib import suppress
+from collections.abc import Callable, MutableMapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -24,10 +30,17 @@ from gpumemnet.torch_private.names import (
     storage_id,
     tree_leaves,
     tree_map_only,
+    version_of,
 )
 
 MOST_NUMBERS: Final = 2**20
-"""Largest number of elements of such a tensor."""
+"""Largest number of elements of such a tensor that is computed at once."""
+_MOST_LATER: Final = 2**24
+"""The same of one that is computed once it is needed."""
+_MOST_STEPS: Final = 64
+"""Longest chain of operators that is computed then."""
+_MANY: Final = 64
+"""Fewest elements of a mask that was drawn of which about the same share is selected each time."""
 _MADE_UP_BYTES: Final = 2**26
 """Largest storage whose numbers are made up as a whole."""
 _MOST_MADE_UP: Final = 2**22
@@ -38,6 +51,32 @@ _HOST: Final = torch.device("cpu")
 _EMPTY: Final = torch.empty
 """PyTorch's own: ``deepspeed.zero.Init`` replaces it while a model is made."""
 _PLAIN: Final = (Tensor, nn.Parameter)
+
+
+class _Later:
+    """The numbers of a storage that are computed once they are needed.
+
+    Args:
+        compute: returns them; fails with a ``RuntimeError`` if the host cannot.
+        is_drawn: whether they follow from some that are drawn at random.
+        steps: operators that are computed one after another until then.
+    """
+
+    def __init__(
+        self, compute: Callable[[], torch.UntypedStorage], is_drawn: bool, steps: int
+    ) -> None:
+        self._compute: Callable[[], torch.UntypedStorage] | None = compute
+        self._storage: torch.UntypedStorage | None = None
+        self.is_drawn, self.steps = is_drawn, steps
+
+    def storage(self) -> torch.UntypedStorage | None:
+        """Return the numbers; ``None`` if they cannot be computed."""
+        if self._compute is not None:
+            compute, self._compute = self._compute, None
+            with suppress(RuntimeError), names.unseen():
+                self._storage = compute()
+                self.steps = 0
+        return self._storage
 
 
 class HostNumbers:
@@ -56,31 +95,49 @@ class HostNumbers:
         self.makes_up = False
         """Whether numbers that are not known are made up: normally distributed, with what follows
         from them computed, where that takes little."""
-        self._storages: MutableMapping[torch.UntypedStorage, torch.UntypedStorage] = (
+        self._storages: MutableMapping[torch.UntypedStorage, torch.UntypedStorage | _Later] = (
             WeakKeyDictionary()
         )
         self._kept: set[int] = set()
         """Numbers of these storages, with those of some that are gone: quicker to ask."""
 
-    def keep(self, tensor: Tensor, numbers: Tensor) -> None:
-        """Remember the numbers of a tensor whose storage is new, if they are few."""
+    def keep(self, tensor: Tensor, numbers: Tensor, *, is_drawn: bool = False) -> None:
+        """Remember the numbers of a tensor whose storage is new, if they are not too many."""
         with suppress(NotImplementedError):  # one of the tensors that torch.vmap computes with
             storage = tensor.untyped_storage()
-            if not 0 < tensor.numel() <= MOST_NUMBERS:
+            if not 0 < tensor.numel() <= _MOST_LATER:
                 return
             self._kept.add(id_of_storage(storage))
-            self._storages[storage] = torch.UntypedStorage(storage.nbytes())  # type: ignore[no-untyped-call]
+            if is_drawn or tensor.numel() > MOST_NUMBERS:
+                copied = partial(_copied, storage.nbytes(), _place(tensor), _unchanged(numbers))
+                self._storages[storage] = _Later(copied, is_drawn, 0)
+                return
             with names.unseen():
-                self._view(tensor).copy_(numbers.detach())
+                self._storages[storage] = _copied(
+                    storage.nbytes(), _place(tensor), lambda: numbers.detach()
+                )
 
-    def stand_in(self, numbers: Tensor) -> Tensor:
+    def draw(self, tensor: Tensor, draw: Callable[[], Tensor]) -> None:
+        """Remember how the numbers of a new tensor are drawn."""
+        storage = tensor.untyped_storage()
+        if 0 < tensor.numel() <= _MOST_LATER and not self.makes_up:
+
+            def drawn() -> Tensor:
+                with drawing():
+                    return draw()
+
+            self._kept.add(id_of_storage(storage))
+            copied = partial(_copied, storage.nbytes(), _place(tensor), drawn)
+            self._storages[storage] = _Later(copied, True, 0)
+
+    def stand_in(self, numbers: Tensor, *, is_drawn: bool) -> Tensor:
         """What is on the GPU for these numbers: a meta tensor, unless they are whole."""
         if not (numbers.is_floating_point() or numbers.is_complex()):
             return numbers
         made = torch.empty_strided(
             numbers.size(), numbers.stride(), dtype=numbers.dtype, device="meta"
         )
-        self.keep(made, numbers)
+        self.keep(made, numbers, is_drawn=is_drawn)
         return made
 
     def forget(self, tensor: Tensor) -> None:
@@ -92,12 +149,25 @@ class HostNumbers:
         """A real tensor with the same numbers; ``None`` if they are not known."""
         if not self._unknown(tensor):
             return tensor
-        if self._has(tensor):
-            with names.unseen():
-                return self._given(self._view(tensor))
+        is_known = self._has(tensor) and (self.makes_up or not self.is_drawn(tensor))
+        known = self._view(tensor) if is_known else None
+        if known is not None:
+            return self._given(known)
         if self.makes_up and _is_plain(tensor):
             return self._given(self._made_up(tensor))
         return None
+
+    def of_mask(self, mask: Tensor) -> Tensor | None:
+        """The same of a mask, of which it only matters how many it selects."""
+        known = self._view(mask) if mask.numel() >= _MANY and self.is_drawn(mask) else None
+        return self.of(mask) if known is None else self._given(known)
+
+    def is_drawn(self, tensor: Tensor) -> bool:
+        """Whether the numbers of a tensor follow from some that are drawn at random."""
+        if not (self._unknown(tensor) and self._has(tensor)):
+            return False
+        known = self._storages[tensor.untyped_storage()]
+        return isinstance(known, _Later) and known.is_drawn
 
     def _made_up(self, tensor: Tensor) -> Tensor:
         """Make up numbers of a tensor, and of what else is in its storage."""
@@ -113,8 +183,8 @@ class HostNumbers:
             if not is_kept:
                 return made
             self._kept.add(id_of_storage(storage))
-            self._storages[storage] = made.untyped_storage()
-            return self._view(tensor)
+            self._storages[storage] = whole = made.untyped_storage()
+            return _of_storage(whole, _place(tensor))
 
     def arguments(
         self, func: Any, tensors: list[Tensor], args: tuple[Any, ...], named: dict[str, Any]
@@ -125,19 +195,22 @@ class HostNumbers:
             most = _MOST_FACTORS if func.overloadpacket in flop_registry else _MOST_MADE_UP
             if sum(each.numel() for each in tensors) > most or not all(map(_is_plain, tensors)):
                 return None
-        elif (
-            not self._storages
-            or not all(
-                self._has(tensor) if self._unknown(tensor) else tensor.numel() <= MOST_NUMBERS
-                for tensor in tensors
-            )
-            or torch.Tag.nondeterministic_seeded in func.tags
-        ):
+        elif not self.follows(tensors):
             return None
-        real: Any = tree_map_only(Tensor, self.of, (args, named))
+        of = self.of_mask if torch.Tag.dynamic_output_shape in func.tags else self.of
+        real: Any = tree_map_only(Tensor, of, (args, named))
+        if len(argument_tensors(*real)) < len(tensors):
+            return None
         if "device" in named:
             real[1]["device"] = _HOST
         return real
+
+    def follows(self, tensors: list[Tensor]) -> bool:
+        """Whether the result of an operator follows from the numbers of tensors."""
+        return all(
+            self._has(tensor) if self._unknown(tensor) else tensor.numel() <= _MOST_LATER
+            for tensor in tensors
+        )
 
     def follow(
         self, func: Any, args: tuple[Any, ...], named: dict[str, Any], result: Any, *, writes: bool
@@ -149,15 +222,63 @@ class HostNumbers:
         if writes or not all(map(self._has, made)):
             arguments = self.arguments(func, argument_tensors(args, named), args, named)
             if arguments is not None:
-                self.compute(func, arguments, result)
+                self._compute(func, arguments, made)
 
     def compute(
-        self, func: Any, arguments: tuple[tuple[Any, ...], dict[str, Any]], result: Any
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        named: dict[str, Any],
+        result: Any,
+        written: Sequence[Tensor] = (),
     ) -> None:
-        """Compute what an operator has made, or has written, of known numbers."""
-        made = argument_tensors([result], {})
-        if any(each.numel() > MOST_NUMBERS for each in made):
+        """Compute what an operator makes of known numbers, or writes: later, if they are many or
+        drawn."""
+        made, given = argument_tensors([result], {}), argument_tensors(args, named)
+        known = [self._storages[each.untyped_storage()] for each in given if self._has(each)]
+        later = [each for each in known if isinstance(each, _Later)]
+        draws = torch.Tag.nondeterministic_seeded in func.tags
+        if not (later or draws or any(each.numel() > MOST_NUMBERS for each in (*given, *made))):
+            arguments = self.arguments(func, given, args, named)
+            if arguments is not None:
+                self._compute(func, arguments, made)
             return
+        fresh = [(place, each) for place, each in enumerate(made) if not self._has(each)]
+        steps = 1 + max((each.steps for each in later), default=0)
+        is_long = func.overloadpacket in flop_registry or steps > _MOST_STEPS
+        if is_long or any(each.numel() > _MOST_LATER for _, each in fresh):
+            for each in written:
+                self.forget(each)
+            return
+        changed = {storage_id(each) for each in written}
+        taken = tree_map_only(Tensor, partial(self._taken, changed), (args, named))
+        run = cache(partial(_run, func, taken, draws))
+        is_drawn = draws or any(each.is_drawn for each in later)
+        for each in written:
+            storage = each.untyped_storage()
+            copied = partial(lambda number: run()[1][number], storage_id(each))
+            self._storages[storage] = _Later(copied, is_drawn, steps)
+        for place, each in () if written else fresh:
+            storage = each.untyped_storage()
+            numbers = partial(lambda place: run()[0][place], place)
+            copied = partial(_copied, storage.nbytes(), _place(each), numbers)
+            self._kept.add(id_of_storage(storage))
+            self._storages[storage] = _Later(copied, is_drawn, steps)
+
+    def _taken(self, changed: set[int], tensor: Tensor) -> _Taken:
+        """What an operator that is computed later takes in the place of a tensor."""
+        if not self._unknown(tensor):
+            return _Taken(_unchanged(tensor))
+        source = self._storages[tensor.untyped_storage()]
+        number = storage_id(tensor)
+        if not isinstance(source, _Later):
+            source = source.clone()  # type: ignore[no-untyped-call]  # it may be written into until then
+        return _Taken(source, _place(tensor), number if number in changed else None)
+
+    def _compute(
+        self, func: Any, arguments: tuple[tuple[Any, ...], dict[str, Any]], made: list[Tensor]
+    ) -> None:
+        """Compute what an operator has made, or has written, of real tensors."""
         try:
             with names.unseen():
                 numbers = func(*arguments[0], **arguments[1])
@@ -173,16 +294,98 @@ class HostNumbers:
 
     def _has(self, tensor: Tensor) -> bool:
         return (
-            tensor.numel() <= MOST_NUMBERS
+            tensor.numel() <= _MOST_LATER
             and _is_plain(tensor)
             and storage_id(tensor) in self._kept
             and tensor.untyped_storage() in self._storages
         )
 
-    def _view(self, tensor: Tensor) -> Tensor:
-        place = tensor.storage_offset(), tensor.size(), tensor.stride()
-        storage = self._storages[tensor.untyped_storage()]
-        return _EMPTY(0, dtype=tensor.dtype).set_(storage, *place)
+    def _view(self, tensor: Tensor) -> Tensor | None:
+        return _viewed(self._storages[tensor.untyped_storage()], _place(tensor))
+
+
+_Place = tuple[torch.dtype, Any, torch.Size, tuple[int, ...]]
+"""Type of a view's elements, offset, sizes and strides."""
+
+
+def _place(tensor: Tensor) -> _Place:
+    return tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride()
+
+
+def _viewed(source: torch.UntypedStorage | _Later, place: _Place) -> Tensor | None:
+    storage = source.storage() if isinstance(source, _Later) else source
+    return None if storage is None else _of_storage(storage, place)
+
+
+def _of_storage(storage: torch.UntypedStorage, place: _Place) -> Tensor:
+    return _EMPTY(0, dtype=place[0]).set_(storage, *place[1:])
+
+
+def _copied(size: int, place: _Place, numbers: Callable[[], Tensor]) -> torch.UntypedStorage:
+    """Return a storage that holds numbers at a place."""
+    storage = torch.UntypedStorage(size)  # type: ignore[no-untyped-call]
+    _of_storage(storage, place).copy_(numbers())
+    return storage
+
+
+def _unchanged(tensor: Tensor) -> Callable[[], Tensor]:
+    """Return a function that returns a tensor of the host unless it was changed meanwhile."""
+    held = tensor.detach()
+    version = version_of(held)
+
+    def unchanged() -> Tensor:
+        if version_of(held) != version:
+            raise RuntimeError
+        return held
+
+    return unchanged
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """A tensor that an operator takes later.
+
+    Attributes:
+        source: where its numbers are then.
+        place: its own in them; ``None`` for a tensor of the host.
+        changed: number of the storage, if the operator writes into it.
+    """
+
+    source: Any
+    place: _Place | None = None
+    changed: int | None = None
+
+    def tensor(self, copies: dict[int, torch.UntypedStorage]) -> Tensor:
+        """Return it; what is written into is a copy, which is kept in ``copies``."""
+        if self.place is None:
+            held: Tensor = self.source()
+            return held
+        source = self.source
+        if self.changed is not None:
+            if self.changed not in copies:
+                whole = source.storage() if isinstance(source, _Later) else source
+                if whole is not None:
+                    copies[self.changed] = whole.clone()
+            source = copies.get(self.changed)
+        view = None if source is None else _viewed(source, self.place)
+        if view is None:
+            raise RuntimeError
+        return view
+
+
+def _run(func: Any, taken: Any, draws: bool) -> tuple[list[Any], dict[int, torch.UntypedStorage]]:
+    """Run an operator later; return its results, and copies of what it has written into."""
+    copies: dict[int, torch.UntypedStorage] = {}
+    args, named = tree_map_only(_Taken, lambda each: each.tensor(copies), taken)
+    if "device" in named:
+        named["device"] = _HOST
+    with drawing() if draws else nullcontext():
+        return tree_leaves(func(*args, **named)), copies
+
+
+def drawing() -> AbstractContextManager[object]:
+    """Context in which what is drawn at random leaves the script's own numbers as they are."""
+    return torch.random.fork_rng(devices=())
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -15,7 +15,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -321,7 +321,7 @@ class KnownValues(DispatchMode):
                 and "empty" not in func.__name__
                 and torch.Tag.nondeterministic_seeded not in func.tags
             ):
-                self.numbers.compute(func, (args, named), trial)
+                self.numbers.compute(func, args, named, trial)
             return trial
         try:
             return func(*args, **named)
@@ -339,7 +339,7 @@ class KnownValues(DispatchMode):
         is_dynamic = torch.Tag.dynamic_output_shape in func.tags
         is_read = schema(func).name in READS_VALUE_BELOW
         known = None
-        if is_read or is_dynamic or not makes_up:
+        if is_read or is_dynamic:
             known = self.numbers.arguments(func, tensors, args, kwargs)
         if is_read:
             return self._missing_values.result(
@@ -350,10 +350,13 @@ class KnownValues(DispatchMode):
             )
         if known and is_dynamic:
             found = func(*known[0], **known[1])
-            return tree_map_only(torch.Tensor, self.numbers.stand_in, found)
+            is_drawn = any(map(self.numbers.is_drawn, tensors))
+            return tree_map_only(
+                torch.Tensor, partial(self.numbers.stand_in, is_drawn=is_drawn), found
+            )
         if func is _PACK:
             return self._packed(args, kwargs)
-        if func is aten.masked_select.default and self.numbers.of(args[1]) is not None:
+        if func is aten.masked_select.default and self.numbers.of_mask(args[1]) is not None:
             shape = torch.broadcast_shapes(args[0].shape, args[1].shape)  # type: ignore[no-untyped-call]
             func, args = aten.index.Tensor, (args[0].expand(shape), [args[1].expand(shape)])
         if func is aten.index.Tensor:
@@ -383,12 +386,12 @@ class KnownValues(DispatchMode):
         writes = self._writes.get(func)
         if writes is None:
             writes = self._writes[func] = written_arguments(func)
-        is_lost = not known and not makes_up
-        written = self._written(writes, args, kwargs, is_lost) if writes else []
+        follows = not makes_up and self.numbers.follows(tensors)
+        written = self._written(writes, args, kwargs, not (follows or makes_up)) if writes else []
         if makes_up:
             self.numbers.follow(func, args, kwargs, result, writes=bool(writes))
-        elif known:
-            self.numbers.compute(func, known, result)
+        elif follows:
+            self.numbers.compute(func, args, kwargs, result, written)
         if written and isinstance(result, torch.Tensor):
             return written[0]
         return self._missing_values.picked(func, args, result)
@@ -410,7 +413,7 @@ class KnownValues(DispatchMode):
         indices: list[Any] = []
         for index in args[1]:
             is_mask = index is not None and index.dtype in (torch.bool, torch.uint8)
-            known = self.numbers.of(index) if is_mask else None
+            known = self.numbers.of_mask(index) if is_mask else None
             indices += [index] if known is None else known.nonzero().unbind(1)
         return (args[0], indices, *args[2:])
 

@@ -381,6 +381,11 @@ def least_sized(operator: Any) -> Callable[..., Any] | None:
     return None if kernel is None else run
 
 
+def version_of(tensor: torch.Tensor) -> int:
+    """Return how often a tensor was written into; 0 for those that do not count it."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def read_number(tensor: torch.Tensor) -> Any:
     """Read the number of a tensor of one element, by an operator that modes see."""
     return aten._local_scalar_dense.default(tensor)

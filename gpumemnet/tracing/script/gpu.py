@@ -95,6 +95,14 @@ _RANDOM: Final = frozenset(
     {torch.rand, torch.randn, torch.normal, torch.rand_like, torch.randn_like}
 )
 
+_DRAWS: Final = {
+    torch.rand: torch.rand,
+    torch.rand_like: torch.rand,
+    torch.randn: torch.randn,
+    torch.randn_like: torch.randn,
+}
+"""Functions that draw numbers → what draws as many."""
+
 
 class GpuRequests(TorchFunctionMode):
     """Allocates on the simulated GPU what the script requests there, and gives it values where it
@@ -268,6 +276,7 @@ class GpuRequests(TorchFunctionMode):
                     else:
                         self.numbers.keep(result, real)
                 self._observer.arrived(result, _name_of(func))
+                self._draw(func, result)
             return result
         named.pop("pin_memory", None)
         if func in _FILLED and self._needs_no_values():
@@ -299,9 +308,15 @@ class GpuRequests(TorchFunctionMode):
                 self.numbers.keep(result, func(like, *args[1:], **named))
         if func in _RANDOM:
             self._random[result] = None
+            self._draw(func, result)
         if args:
             self._values.learn(func, args, result)
         return result
+
+    def _draw(self, func: Callable[..., Any], made: Tensor) -> None:
+        """What is drawn on the GPU may be anything, but a mask of many has its share."""
+        if func in _DRAWS and made.is_meta:
+            self.numbers.draw(made, partial(_DRAWS[func], made.shape, dtype=made.dtype))
 
     def _is_plain(self, tensor: Tensor) -> bool:
         """Whether a tensor is a few numbers on the host, of which nothing else is to be known."""
@@ -512,9 +527,9 @@ class GpuRequests(TorchFunctionMode):
             arrived = tensor.clone()
         else:
             arrived = torch.empty_like(meta_like(tensor))  # which is dense
-            is_open = tensor in self._random and not self.numbers.makes_up
-            if not self._unknown(tensor) and not is_open:
-                self.numbers.keep(arrived, tensor)
+            is_drawn = tensor in self._random and not self.numbers.makes_up
+            if not (self._unknown(tensor) or (is_drawn and tensor.requires_grad)):
+                self.numbers.keep(arrived, tensor, is_drawn=is_drawn)
         kind = type(tensor)
         if kind not in (Tensor, nn.Parameter) and kind.__torch_dispatch__ == _OPERATORS_OF_TENSOR:
             arrived = arrived.as_subclass(kind)

@@ -112,7 +112,7 @@ CONDITIONS = {
     "size": "n = int((x > 0).sum())\nkeep = torch.zeros(n, 4096, device='cuda')",
     "largest": (
         "y = torch.arange(16384).cuda()\nassert y[x.flatten().argsort()].max().item() == 16383\n"
-        "n = y[x[:, 0].nonzero()[:, 0]].max().item() + 1\nkeep = torch.zeros(n, 4096, device='cuda')"
+        "n = y[(x * loss)[:, 0].nonzero()[:, 0]].max().item() + 1\nkeep = torch.zeros(n, 4096, device='cuda')"
     ),
     "rounds": "n = int((x[:, 0] > 0).sum())\nkeep = [block(4) for _ in range(n)]",
     "waiting": "while x.norm() > 1: keep = None; keep = block(256)",
@@ -126,10 +126,20 @@ CONDITIONS = {
     "equal_copies": 'assert (x == x.clone()).all(), "copies"\nkeep = block(256)',
     "rank": "rank = (x[0].argsort() == i + x[0].argmax()).nonzero()\nassert rank.size(0) == 1\nkeep = block(256)",
     "narrowed_mask": (
-        "m = x[:, 0] > 0\nassert len(x[(m & (torch.arange(64).cuda() < 9)).view(8, 8).flatten()]) == 9\n"
+        "m = (x * loss)[:, 0] > 0\nassert len(x[(m & (torch.arange(64).cuda() < 9)).view(8, 8).flatten()]) == 9\n"
         "assert len((torch.arange(2**21).cuda() < 9).nonzero()) == 9\n"
-        "n = x[m, 1] > 0\nkept = x[m][n]\nm[m.clone()] = n\n"
+        "n = (x * loss)[m, 1] > 0\nkept = x[m][n]\nm[m.clone()] = n\n"
         "assert torch.cat([x, x])[torch.cat([m, m])].shape[0] == 2 * len(kept)\nkeep = block(256)"
+    ),
+    "many_numbers": (  # of which more are computed than at once, and only once they are needed
+        "depth = torch.zeros(2**20 + 9)\ndepth[:9] = 5.0\ny = depth.cuda()\nvalid = (y.sub_(1) / 2 > 0) & (y < 80)\n"
+        "assert valid.sum() == 9 and len(y[valid]) == 9 and len(valid.nonzero()) == 9\nkeep = block(256)"
+    ),
+    "drawn": (  # a mask of many selects its share, but a single number may be anything
+        "drawn = torch.rand(2**16, device='cuda')\nstate = torch.get_rng_state()\n"
+        "assert 9e3 < len(x.new_zeros(2**16)[drawn < 0.15]) < 11e3\n"
+        "assert 9e3 < len(torch.bernoulli(torch.full((2**16,), 0.15).cuda()).nonzero()) < 11e3\n"
+        "assert torch.equal(state, torch.get_rng_state())\nkeep = block(256)\nif drawn[0] > 2: keep = None"
     ),
     "labels": (
         "y = torch.tensor([[0.0], [1.0], [1.0]]).cuda()\nm = torch.ones(2, 4, device='cuda')\n"
