@@ -2,14 +2,13 @@
 and its part of the document.
 
 An operation names its request and response models and the ASGI application that handles it.
-FastAPI's own typed routes would validate every body twice and cost as much as a prediction.  The
-schema of a job comes from :class:`~gpumemnet.job.training_job.TrainingJob` and its field rules.
+FastAPI's own typed routes would validate every body twice and cost as much as a prediction.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pydantic import BaseModel
@@ -17,21 +16,11 @@ from pydantic.json_schema import models_json_schema
 from starlette.types import ASGIApp
 
 from gpumemnet.atomic_files import Document
-from gpumemnet.job.layers import MAX_ELEMENTS, MAX_LAYERS, Layer
-from gpumemnet.job.training_job import (
-    FIELD_CHOICES,
-    FIELD_RANGES,
-    NULLABLE_FIELDS,
-    REQUIRED_FIELDS,
-    SCHEMA_VERSION,
-    TRAINING_OPTIONS,
-    TrainingJob,
-)
 
 from .admission import rule_of
 from .handlers import JSON, TEXT
 from .problems import MEDIA_TYPE
-from .schemas import JOB_SCHEMA, Problem, attribute_descriptions
+from .schemas import Problem
 
 KEY_REFUSALS: Final = {
     401: "The API key is missing or unknown.",
@@ -54,9 +43,6 @@ _KEY_SCHEME: Final = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "`Authorization: Bearer KEY`"}
 }
 _REFERENCE: Final = "#/components/schemas/{model}"
-_ELEMENTS: Final = {"type": "integer", "minimum": 0, "maximum": MAX_ELEMENTS}
-_TRAINS: Final = {"type": ["boolean", "null"]}
-_BLOCK: Final = {"type": ["integer", "null"], "minimum": 0, "maximum": MAX_LAYERS}
 
 Schemas = type[BaseModel] | tuple[type[BaseModel], ...]
 """A model, or a tuple of alternative models."""
@@ -174,18 +160,10 @@ def openapi_document(
         answered = (shape for answer in one.answers.values() for shape in _each(answer.shape))
         shapes |= dict.fromkeys((shape, "serialization") for shape in answered)
     _, found = models_json_schema(list(shapes), ref_template=_REFERENCE)  # type: ignore[arg-type]
-    schemas = _with_jobs(found["$defs"]) | {"TrainingJob": job_schema(), "Layer": layer_schema()}
-    components = {"schemas": schemas} | ({"securitySchemes": _KEY_SCHEME} if has_keys else {})
+    components = {"schemas": found["$defs"]} | (
+        {"securitySchemes": _KEY_SCHEME} if has_keys else {}
+    )
     return {"openapi": "3.1.0", "info": info, "paths": paths, "components": components}
-
-
-def _with_jobs(schema: Any) -> Any:
-    """``schema`` with references to the schema of a job, wherever one is meant."""
-    if isinstance(schema, dict):
-        if JOB_SCHEMA.items() <= schema.items():
-            return {"$ref": _REFERENCE.format(model="TrainingJob")}
-        return {name: _with_jobs(part) for name, part in schema.items()}
-    return [_with_jobs(part) for part in schema] if isinstance(schema, list) else schema
 
 
 def _each(shapes: Schemas | None) -> Sequence[type[BaseModel]]:
@@ -196,79 +174,3 @@ def _schema(shape: Schemas) -> Document:
     if isinstance(shape, tuple):
         return {"anyOf": [_schema(one) for one in shape]}
     return {"$ref": _REFERENCE.format(model=shape.__name__)}
-
-
-def job_schema() -> Document:
-    """The JSON schema of a :class:`~gpumemnet.job.training_job.TrainingJob`, from the dataclass,
-    its docstring and its ranges."""
-    descriptions = attribute_descriptions(TrainingJob) | {
-        name: option.description for name, option in TRAINING_OPTIONS.items()
-    }
-    ranges = {
-        name: {"type": "integer", "minimum": low, "maximum": high}
-        for name, low, high in FIELD_RANGES
-    }
-    properties: dict[str, Document] = {}
-    for each in fields(TrainingJob):
-        if each.name == "layers":
-            schema: Document = {
-                "type": "array",
-                "maxItems": MAX_LAYERS,
-                "items": {"anyOf": [{"$ref": _REFERENCE.format(model="Layer")}, _layer_as_list()]},
-            }
-        elif each.name == "schema_version":
-            schema = {"const": SCHEMA_VERSION}
-        elif each.name in FIELD_CHOICES:
-            schema = {"type": "string", "enum": list(FIELD_CHOICES[each.name])}
-        else:
-            schema = dict(ranges.get(each.name, {"type": "boolean"}))
-        if each.name in NULLABLE_FIELDS or each.name == "layers":
-            schema = {"anyOf": [schema, {"type": "null"}]}
-        elif each.name not in REQUIRED_FIELDS:
-            schema["default"] = each.default
-        if each.name in descriptions:
-            schema["description"] = descriptions[each.name]
-        properties[each.name] = schema
-    return {
-        "type": "object",
-        "description": "One training process on one GPU: its `layers`, or else `total_activations` and "
-        "`total_parameters`, and every option that moves memory.",
-        "properties": properties,
-        "required": list(REQUIRED_FIELDS),
-        "additionalProperties": False,
-    }
-
-
-def layer_schema() -> Document:
-    """The JSON schema of a :class:`~gpumemnet.job.layers.Layer` as an object."""
-    descriptions = attribute_descriptions(Layer)
-    properties: dict[str, Document] = {
-        "kind": {
-            "type": "string",
-            "pattern": "^[a-z][a-z0-9_]{0,63}$",
-            "examples": ["linear", "conv2d", "relu"],
-        },
-        "activations": dict(_ELEMENTS),
-        "parameters": {**_ELEMENTS, "default": 0},
-        "trains": dict(_TRAINS),
-        "block": dict(_BLOCK),
-    }
-    for name, description in descriptions.items():
-        properties[name]["description"] = description
-    return {
-        "type": "object",
-        "description": "One executed layer.",
-        "properties": properties,
-        "required": ["kind", "activations"],
-        "additionalProperties": False,
-    }
-
-
-def _layer_as_list() -> Document:
-    return {
-        "type": "array",
-        "description": "the same as a list: kind, activations, parameters, and trains and block where they are known",
-        "prefixItems": [{"type": "string"}, _ELEMENTS, _ELEMENTS, _TRAINS, _BLOCK],
-        "minItems": 3,
-        "maxItems": 5,
-    }

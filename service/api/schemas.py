@@ -11,7 +11,6 @@ import inspect
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, fields
 from typing import Annotated, Any, Final, Literal, TypeVar, get_type_hints
 
 from annotated_types import GroupedMetadata
@@ -21,11 +20,12 @@ from pydantic import (
     ConfigDict,
     Field,
     WithJsonSchema,
+    WrapValidator,
     create_model,
 )
-from pydantic.json_schema import JsonSchemaValue
 
-from gpumemnet.job.layers import check_choice
+from gpumemnet.job import layers, training_job
+from gpumemnet.job.layers import MAX_ELEMENTS, MAX_LAYERS, check_choice
 from gpumemnet.predict import gpu_fit, largest_batch, prediction
 from gpumemnet.predict.bundle_card import ENCODERS
 from gpumemnet.predict.distribution import DEFAULT_TOP_BYTES, MAX_BINS, PUBLISHED_BINS
@@ -53,12 +53,6 @@ class Schema(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-JOB_SCHEMA: Final[JsonSchemaValue] = {"type": "object", "title": "TrainingJob"}
-"""Stands for the schema of a job until the OpenAPI document refers to it."""
-Job = Annotated[Any, WithJsonSchema(JOB_SCHEMA)]
-"""The JSON document of a job, which :mod:`gpumemnet.job.json_codec` reads."""
-
-
 class OneOf(GroupedMetadata):
     """Annotation of a string that must be one of ``names``."""
 
@@ -81,24 +75,26 @@ def described(
     without: Iterable[str] = (),
     *,
     is_request: bool = False,
+    texts: Mapping[str, str] | None = None,
     **more: Any,
 ) -> Any:
-    """The schema of a dataclass, with the texts of its docstring.
+    """The schema of a dataclass or a named tuple, with the texts of its docstring.
 
     Args:
         name, text: of the schema.
-        class_: the dataclass.
+        class_: the dataclass or named tuple.
         without: its fields that the schema does not have.
         is_request: whether fields with a default may be left out.
+        texts: those of fields that the docstring leaves out.
         more: other types of its fields; further fields as types with ``Field(…)``.
     """
-    texts: dict[str, str] = {}
+    texts = dict(texts or {})
     for each in reversed(class_.__mro__):
         texts |= attribute_descriptions(each)
     defaults: dict[str, Any] = {
         each.name: each.default
-        for each in fields(class_)
-        if is_request and each.default is not MISSING
+        for each in inspect.signature(class_).parameters.values()
+        if is_request and each.default is not each.empty
     }
     members: dict[str, Any] = {
         member: hint
@@ -123,6 +119,56 @@ def attribute_descriptions(class_: type) -> dict[str, str]:
         for names, text in entries
         for name in names.split(", ")
     }
+
+
+_Elements = Annotated[int, Field(ge=0, le=MAX_ELEMENTS)]
+_Trains = bool | None
+_Block = Annotated[int, Field(ge=0, le=MAX_LAYERS)] | None
+Layer: Any = described(
+    "Layer",
+    "One executed layer; it may also be a list of these values, with or without those that are not known.",
+    layers.Layer,
+    is_request=True,
+    kind=Annotated[str, Field(pattern="^[a-z][a-z0-9_]{0,63}$", examples=["linear", "relu"])],
+    activations=_Elements,
+    parameters=_Elements,
+    trains=_Trains,
+    block=_Block,
+)
+_LIMITS: Final[Mapping[str, Any]] = {
+    **{
+        name: Annotated[str, OneOf(choices)] for name, choices in training_job.FIELD_CHOICES.items()
+    },
+    **{
+        name: Annotated[int, Field(ge=low, le=high)]
+        for name, low, high in training_job.FIELD_RANGES
+    },
+}
+TrainingJob: Any = described(
+    "TrainingJob",
+    "One training process on one GPU: its `layers`, or else `total_activations` and "
+    "`total_parameters`, and every option that moves memory.",
+    training_job.TrainingJob,
+    is_request=True,
+    texts={name: option.description for name, option in training_job.TRAINING_OPTIONS.items()},
+    layers=Annotated[
+        list[
+            Layer
+            | tuple[str, _Elements, _Elements]
+            | tuple[str, _Elements, _Elements, _Trains]
+            | tuple[str, _Elements, _Elements, _Trains, _Block]
+        ],
+        Field(max_length=MAX_LAYERS),
+    ]
+    | None,
+    schema_version=Literal[training_job.SCHEMA_VERSION],
+    **{
+        name: limit | None if name in training_job.NULLABLE_FIELDS else limit
+        for name, limit in _LIMITS.items()
+    },
+)
+Job = Annotated[TrainingJob, WrapValidator(lambda document, _: document)]
+"""The JSON document of a job, which :mod:`gpumemnet.job.json_codec` reads."""
 
 
 class Bin(Schema):
