@@ -12,6 +12,7 @@ import ctypes
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -88,6 +89,7 @@ _ENGINE_INDEX, _ENGINE_NOTES, _DEVICE_JSON = 1301, 1303, 2702
 _CROSS_CORRELATION: Final = 1
 _INSTANT, _FALLBACK = 0, 2
 _MAX_NOTES: Final = 32
+_ANSWER_SECONDS: Final = 60
 
 DRIVER_NAME: Final = "libcuda.so.1"
 DRIVER_FUNCTIONS: Final = (
@@ -325,6 +327,7 @@ def answer_questions(library: str) -> None:
     input, a JSON object with a ``device`` and a ``question``, with one line: plans, or an
     ``error``.
     """
+    signal.alarm(_ANSWER_SECONDS)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)  # what cuDNN prints must not mix with the answers
     try:
@@ -334,7 +337,9 @@ def answer_questions(library: str) -> None:
         answers.write(json.dumps({"error": str(error)}) + "\n")
         return
     answers.write(json.dumps({"version": backend.version}) + "\n")
+    signal.alarm(0)
     for line in sys.stdin:
+        signal.alarm(_ANSWER_SECONDS)
         request = json.loads(line)
         try:
             question = from_json(ConvolutionQuestion, request["question"])
@@ -342,3 +347,4 @@ def answer_questions(library: str) -> None:
         except BackendError as error:
             answer = {"error": str(error)}
         answers.write(json.dumps(answer) + "\n")
+        signal.alarm(0)

@@ -9,12 +9,10 @@ from __future__ import annotations
 import json
 import os
 import platform
-import select
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -47,8 +45,6 @@ FIRST_VERSION: Final = 90800
 """Earlier versions answer only on a GPU."""
 _FIRST_WITHOUT_VOLTA: Final = 91100
 """From this version on, cuDNN supports compute capability 7.5 and above (release notes of 9.11)."""
-_START_SECONDS: Final = 60.0
-_ANSWER_SECONDS: Final = 60.0
 _MAX_CRASHES: Final = 3
 
 
@@ -140,30 +136,24 @@ class CudnnSession:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            process.wait()
-            for stream in (self._requests, self._answers_of_child):
-                with suppress(OSError):
-                    stream.close()
+            process.communicate()
 
     def __del__(self) -> None:
-        if getattr(self, "_process", None) is not None:
-            self.close()
+        self.close()
 
     def _ask(self, request: Document) -> Document | None:
         """Return the child's answer; ``None`` if it crashed."""
         if self._crashes >= _MAX_CRASHES:
             return None
         try:
-            if self._process is None:
-                self._start()
-            self._requests.write(json.dumps(request).encode() + b"\n")
-            return self._read(_ANSWER_SECONDS)
+            child = self._process or self._start()
+            return _answer_of(child, json.dumps(request).encode() + b"\n")
         except (OSError, CudnnUnavailableError):
             self._crashes += 1
             self.close()
             return None
 
-    def _start(self) -> None:
+    def _start(self) -> subprocess.Popen[bytes]:
         """Start the child, and ask it for the version of its library."""
         self._process = start_child(
             self._answer,
@@ -171,13 +161,9 @@ class CudnnSession:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            bufsize=0,
         )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._requests, self._answers_of_child = self._process.stdin, self._process.stdout
         try:
-            greeting = self._read(_START_SECONDS)
+            greeting = _answer_of(self._process)
             if "error" in greeting:
                 raise CudnnUnavailableError(f"cuDNN cannot be loaded: {greeting['error']}")
             self._version = int(greeting["version"])
@@ -188,24 +174,24 @@ class CudnnSession:
         except CudnnUnavailableError:
             self.close()
             raise
+        return self._process
 
-    def _read(self, seconds: float) -> Document:
-        """Return the child's next line.
 
-        Raises:
-            CudnnUnavailableError: it ended, or wrote nothing in time.
-        """
-        stream = self._answers_of_child
-        line = b""
-        while not line.endswith(b"\n"):
-            readable, _, _ = select.select([stream], [], [], seconds)
-            part = os.read(stream.fileno(), 65_536) if readable else b""
-            if not part:
-                raise CudnnUnavailableError(
-                    "the process that asks cuDNN " + ("ended" if readable else "does not answer")
-                )
-            line += part
-        return dict(json.loads(line))
+def _answer_of(child: subprocess.Popen[bytes], question: bytes = b"") -> Document:
+    """Return the next line of ``child``, after the line ``question``.
+
+    Raises:
+        OSError: it has ended.
+        CudnnUnavailableError: it ends.
+    """
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.write(question)
+    child.stdin.flush()
+    line = child.stdout.readline()
+    if not line:
+        raise CudnnUnavailableError("the process that asks cuDNN ended")
+    return dict(json.loads(line))
 
 
 @cache
