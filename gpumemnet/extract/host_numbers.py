@@ -26,6 +26,7 @@ from torch.utils.flop_counter import flop_registry
 from gpumemnet.extract.known_layouts import argument_tensors
 from gpumemnet.torch_private import script as names
 from gpumemnet.torch_private.names import (
+    aten,
     id_of_storage,
     storage_id,
     tree_leaves,
@@ -41,6 +42,10 @@ _MOST_STEPS: Final = 64
 """Longest chain of operators that is computed then."""
 _MANY: Final = 64
 """Fewest elements of a mask that was drawn of which about the same share is selected each time."""
+_REDUCTIONS: Final = {
+    getattr(aten, name) for name in ("any", "all", "sum", "count_nonzero", "mean", "max", "min")
+}
+"""Operators whose results are about the same of many numbers, however these are drawn."""
 _MADE_UP_BYTES: Final = 2**26
 """Largest storage whose numbers are made up as a whole."""
 _MOST_MADE_UP: Final = 2**22
@@ -253,7 +258,8 @@ class HostNumbers:
         changed = {storage_id(each) for each in written}
         taken = tree_map_only(Tensor, partial(self._taken, changed), (args, named))
         run = cache(partial(_run, func, taken, draws))
-        is_drawn = draws or any(each.is_drawn for each in later)
+        counts = func.overloadpacket in _REDUCTIONS and given[0].numel() >= _MANY
+        is_drawn = draws or (not counts and any(each.is_drawn for each in later))
         for each in written:
             storage = each.untyped_storage()
             copied = partial(lambda number: run()[1][number], storage_id(each))

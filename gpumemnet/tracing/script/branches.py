@@ -199,25 +199,35 @@ def _place(code: CodeType, instruction: int, line: int) -> Place:
         leaves = [isinstance(end, _LEAVES) or _fails(end) for end in ends]
         if leaves[0] != leaves[1]:
             raises = _fails(ends[leaves[1]])
-            waits = not raises and _waits(parent, parents)
+            loop = None if raises else _waits(parent, parents)
+            waits = loop is not None
             usual = leaves[1] != is_negated
-            return replace(place, usual=usual, is_settled=raises or waits, repeats=waits)
+            repeats = loop is not None and not _has_bound(loop)
+            return replace(place, usual=usual, is_settled=raises or waits, repeats=repeats)
     return place
 
 
 def _has_bound(loop: ast.While) -> bool:
-    """Whether a counter ends a loop, too, as in ``while running.any() and steps < 12``."""
-    test, within = loop.test, [each for part in loop.body for each in ast.walk(part)]
+    """Whether a counter ends a loop, too, as in ``while running.any() and steps < 12``, or in
+    ``if len(frames) == 100: break``."""
+    within = [each for part in loop.body for each in ast.walk(part)]
     counters = {_label(each.target) for each in within if isinstance(each, ast.AugAssign)}
     for each in within:
         if isinstance(each, ast.Assign) and isinstance(each.value, ast.BinOp):  # t = t + 1
             counters |= {*map(_label, each.targets)} & {*map(_label, ast.walk(each.value))}
     counters.discard("")
-    parts = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else []
+    test = loop.test
+    ends = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else []
+    for each in within:
+        if isinstance(each, ast.If) and isinstance(each.body[-1], ast.Break | ast.Return):
+            ends = [*ends, each.test]
     return any(
-        isinstance(part, ast.Compare)
-        and not counters.isdisjoint(map(_label, (part.left, *part.comparators)))
-        for part in parts
+        isinstance(end, ast.Compare)
+        and any(
+            _label(each) in counters or ast.unparse(each).startswith("len(")
+            for each in (end.left, *end.comparators)
+        )
+        for end in ends
     )
 
 
@@ -278,12 +288,12 @@ def _ancestors(node: ast.AST, parents: dict[ast.AST, ast.AST | None]) -> Iterato
         node = parent
 
 
-def _waits(node: ast.AST, parents: dict[ast.AST, ast.AST | None]) -> bool:
-    """Whether ``node`` ends a ``while`` loop."""
+def _waits(node: ast.AST, parents: dict[ast.AST, ast.AST | None]) -> ast.While | None:
+    """Return the ``while`` loop that ``node`` ends, if it does."""
     for parent in _ancestors(node, parents):
         if isinstance(parent, (ast.While, ast.For, *_SCOPES)):
-            return isinstance(parent, ast.While)
-    return False
+            return parent if isinstance(parent, ast.While) else None
+    return None
 
 
 def _is_chosen(node: ast.AST, parents: dict[ast.AST, ast.AST | None]) -> bool:

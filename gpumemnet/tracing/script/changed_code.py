@@ -97,9 +97,10 @@ class _Changing(ast.NodeTransformer):
         return ast.copy_location(ast.Try([node], [handler], [], []), node)
 
     def visit_For(self, node: ast.For) -> ast.AST:
-        match node.iter:
-            case ast.Call(ast.Name("enumerate") as function):
-                function.id = ENUMERATED
+        for each in ast.walk(node.iter):  # also within a bar
+            match each:
+                case ast.Call(ast.Name("enumerate") as function):
+                    function.id = ENUMERATED
         if not self._is_generator:
             node.iter = ast.copy_location(self._rounds(node, node.iter), node.iter)
         with self._within(self._place(node)):

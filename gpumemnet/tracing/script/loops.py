@@ -92,6 +92,9 @@ _WANTED_SECONDS: Final = 3.0
 """CPU time of the rounds of a loop over a range that make a condition other than it was."""
 _LESS_SECONDS: Final = 1.0
 """The same after the first steps."""
+_REST_SECONDS: Final = 2.0
+"""CPU time of the rounds that are left of a loop, below which it goes on: code after it may look up
+what its last round gave."""
 
 
 @dataclass(slots=True)
@@ -337,6 +340,9 @@ class Loops:
                     seconds = max(seconds, _MORE_SECONDS if keeps else 0)
                     is_calm = calm >= _CALM_ROUNDS and not (self.has_stepped and loop.ends_itself)
                     is_over = spent > seconds and (is_early or is_calm) and not only_returns
+                    if is_over and isinstance(numbers, range | list | tuple):
+                        rest = (len(numbers) - loop.given) * (second - before[0])
+                        is_over = is_early or rest > _REST_SECONDS
                 if is_over:
                     self.left.update({} if self.has_stepped else {place: None})
                     yield from loop.rest(second - before[0]) if place in self.training else ()

@@ -109,13 +109,17 @@ CONDITIONS = {
     "list": "if x[0].tolist()[3] > 0.5: keep = block(256)",
     "key": "k = loss.gt(1).long().item()\nkeep = block({0: 1, 1: 256}[k])",
     "match": "match int(loss):\n    case 0: keep = block(1)\n    case _: keep = block(256)",
-    "size": "n = int((x > 0).sum())\nkeep = torch.zeros(n, 4096, device='cuda')",
+    "size": "n = int((x * loss > 0).sum())\nkeep = torch.zeros(n, 4096, device='cuda')",
     "largest": (
         "y = torch.arange(16384).cuda()\nassert y[x.flatten().argsort()].max().item() == 16383\n"
         "n = y[(x * loss)[:, 0].nonzero()[:, 0]].max().item() + 1\nkeep = torch.zeros(n, 4096, device='cuda')"
     ),
-    "rounds": "n = int((x[:, 0] > 0).sum())\nkeep = [block(4) for _ in range(n)]",
+    "rounds": "n = int(((x * loss)[:, 0] > 0).sum())\nkeep = [block(4) for _ in range(n)]",
     "waiting": "while x.norm() > 1: keep = None; keep = block(256)",
+    "bounded_exit": (
+        "rows = []\nwhile True:\n    rows += [block(4)]\n    if (x * loss).norm() < 1: break\n"
+        "    elif len(rows) == 64: break"
+    ),
     "ended_early": "n = 0\nwhile True:\n    n += 1\n    if x.norm() < 1: break\nkeep = block(256)",
     "padding": (
         "e = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 1).cuda().eval()\n"
@@ -139,7 +143,8 @@ CONDITIONS = {
         "drawn = torch.rand(2**16, device='cuda')\nstate = torch.get_rng_state()\n"
         "assert 9e3 < len(x.new_zeros(2**16)[drawn < 0.15]) < 11e3\n"
         "assert 9e3 < len(torch.bernoulli(torch.full((2**16,), 0.15).cuda()).nonzero()) < 11e3\n"
-        "assert torch.equal(state, torch.get_rng_state())\nkeep = block(256)\nif drawn[0] > 2: keep = None"
+        "assert torch.equal(state, torch.get_rng_state())\nkeep = None\n"
+        "if (drawn < 0.15).any(): keep = block(256)\nif drawn[0] > 2: keep = None"
     ),
     "labels": (
         "y = torch.tensor([[0.0], [1.0], [1.0]]).cuda()\nm = torch.ones(2, 4, device='cuda')\n"
@@ -151,7 +156,7 @@ CONDITIONS = {
         "keep = [block(32) for _ in range(int(n))]"
     ),
     "sliced": (  # and what is printed, or asked whether it is finite, decides nothing
-        "s = x.sum().long() * 8\nassert x[0, s : s + 32].shape[0] == 32\nkeep = block(256)\n"
+        "s = (x * loss).sum().long() * 8\nassert x[0, s : s + 32].shape[0] == 32\nkeep = block(256)\n"
         "rows = [0] * 4\nrows[i] = loss.detach().cpu().numpy()\n"
         "if i % 2 == 0 and not math.isnan(float(loss)): print('%f' % math.log(loss))"
     ),

@@ -74,6 +74,7 @@ def test_loops_end_that_bring_nothing_new(
         now=lambda: gpu.events, levels_since=lambda start: (gpu.most, gpu.bytes)
     )
     monkeypatch.setattr(loops, "_SECONDS", -1)
+    monkeypatch.setattr(loops, "_REST_SECONDS", -1)
     watched = loops.Loops(
         cast(Recorder, recorder),
         lambda: False,
