@@ -372,41 +372,42 @@ def _csv_chunks(file: JobFile, span: Span, id_column: str | None) -> Iterator[Ch
     for first, lines in _lines(file, span):
         texts = [line for line in lines if not line.isspace()]
         numbers = [number for number, line in enumerate(lines, first + 1) if not line.isspace()]
-        good: list[int] = []
-        tables, reads = [], []
-        for start, table in _csv_tables(header, kinds, texts, 0):
-            if table is None:
-                reads.append((np.array([start]), _bad_csv_line(header, kinds, texts[start])))
+        reads, ids = [], []
+        for start, batch in _csv_batches(header, kinds, texts, 0):
+            if batch is None:
+                read, rows = _bad_csv_line(header, kinds, texts[start]), 1
             else:
-                tables.append(table)
-                good += range(start, start + table.num_rows)
-        ids = None
-        if tables:
-            [batch] = pa.concat_tables(tables).combine_chunks().to_batches()
-            reads.append((np.array(good), _read_csv(batch)))
+                read, rows = _read_csv(batch), len(batch)
+            reads.append((np.arange(start, start + rows), read))
             if id_name is not None:
-                places = np.full(len(texts), -1)
-                places[good] = np.arange(len(good))
-                ids = batch.column(id_name).take(pa.array(places, mask=places < 0))
+                no_ids = pa.nulls(rows, pa.type_for_alias(kinds[id_name]))
+                ids.append(no_ids if batch is None else batch.column(id_name))
         read = merge_reads(reads) if reads else read_jobs([])
-        yield Chunk(np.array(numbers, dtype=np.int64), read, ids, len(lines))
+        yield Chunk(
+            np.array(numbers, dtype=np.int64),
+            read,
+            pa.concat_arrays(ids) if ids else None,
+            len(lines),
+        )
 
 
-def _csv_tables(
+def _csv_batches(
     header: bytes, kinds: Mapping[str, str], lines: list[bytes], start: int
-) -> Iterator[tuple[int, pa.Table | None]]:
-    """Parses these columns into tables, each with the position of its first line; ``None`` for a
+) -> Iterator[tuple[int, pa.RecordBatch | None]]:
+    """Parses these columns in parts, each with the position of its first line; ``None`` for a
     malformed line."""
-    table = _parsed_csv(header, kinds, lines)
-    if table is not None or len(lines) == 1:
-        yield start, table
+    batch = _parsed_csv(header, kinds, lines) if lines else None
+    if batch is not None or len(lines) == 1:
+        yield start, batch
     elif lines:
         half = len(lines) // 2
-        yield from _csv_tables(header, kinds, lines[:half], start)
-        yield from _csv_tables(header, kinds, lines[half:], start + half)
+        yield from _csv_batches(header, kinds, lines[:half], start)
+        yield from _csv_batches(header, kinds, lines[half:], start + half)
 
 
-def _parsed_csv(header: bytes, kinds: Mapping[str, str], lines: list[bytes]) -> pa.Table | None:
+def _parsed_csv(
+    header: bytes, kinds: Mapping[str, str], lines: list[bytes]
+) -> pa.RecordBatch | None:
     """Parses columns of these types; ``None`` when a line is malformed, or a cell has another
     type."""
     import pyarrow as pa
@@ -430,7 +431,7 @@ def _parsed_csv(header: bytes, kinds: Mapping[str, str], lines: list[bytes]) -> 
         )
     except pa.ArrowInvalid:
         return None
-    return table if table.num_rows == len(lines) else None
+    return table.combine_chunks().to_batches()[0] if table.num_rows == len(lines) else None
 
 
 def _read_csv(batch: pa.RecordBatch) -> ReadJobs:
@@ -443,13 +444,13 @@ def _read_csv(batch: pa.RecordBatch) -> ReadJobs:
 
 def _bad_csv_line(header: bytes, kinds: Mapping[str, str], line: bytes) -> ReadJobs:
     """Reads a line in which some cell has another type than its column."""
-    table = _parsed_csv(header, dict.fromkeys(kinds, "string"), [line])
-    if table is None:
+    batch = _parsed_csv(header, dict.fromkeys(kinds, "string"), [line])
+    if batch is None:
         columns = header.count(b",") + 1
         return read_jobs([])._replace(
             errors={0: InvalidJobError(f"is no line of CSV with {columns} columns in UTF-8")}
         )
-    return read_jobs(_csv_documents(table.to_batches()[0]))
+    return read_jobs(_csv_documents(batch))
 
 
 def _csv_documents(batch: pa.RecordBatch) -> list[Document]:
