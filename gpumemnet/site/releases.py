@@ -28,6 +28,7 @@ from typing import Any, Final
 from gpumemnet.atomic_files import (
     STAGING_PREFIX,
     Document,
+    from_json,
     locked,
     read_file,
     replace_file,
@@ -134,10 +135,9 @@ class Registry:
         Raises:
             RegistryError: when the file is damaged.
         """
-        content = _read(self.aliases_file)
-        if content is None:
+        document = _read(self.aliases_file)
+        if document is None:
             return Aliases()
-        document = _parsed(content, self.aliases_file)
         try:
             challenger = document["challenger"]
             return Aliases(
@@ -174,20 +174,15 @@ class Registry:
                 name=SHIPPED, bundles=hashes, created=None, parent=None, lineage={}, note=note
             )
         path = self._release_file(name)
-        content = _read(path)
-        if content is None:
+        document = _read(path)
+        if document is None:
             raise UnknownReleaseError(f"there is no release {name!r} in the registry {self.folder}")
-        document = _parsed(content, path)
         try:
-            bundles = tuple(document["bundles"])
-            is_whole = document["name"] == name and isinstance(document["created"], str) and bundles
-            if is_whole and all(_SHA256.fullmatch(sha256) for sha256 in bundles):
-                fields = {
-                    field: document[field]
-                    for field in ("name", "created", "parent", "lineage", "note")
-                }
-                return Release(bundles=bundles, **fields)
-        except (KeyError, TypeError):
+            found: Release = from_json(Release, document)
+            is_whole = found.name == name and isinstance(found.created, str) and found.bundles
+            if is_whole and all(_SHA256.fullmatch(sha256) for sha256 in found.bundles):
+                return found
+        except TypeError:
             pass
         raise RegistryError(
             f"{path}: damaged: it must say its name, its bundles, when and from what it was made"
@@ -416,18 +411,14 @@ def release_digest(bundles: Collection[Bundle]) -> str:
     ).hexdigest()
 
 
-def _read(path: Path) -> bytes | None:
+def _read(path: Path) -> Document | None:
+    """The content of a file of the registry; ``None`` if there is no such file."""
     try:
-        return read_file(path, MAX_FILE_BYTES)
+        document = json.loads(read_file(path, MAX_FILE_BYTES))
     except FileNotFoundError:
         return None
     except OSError as error:
         raise RegistryError(f"{path}: cannot be read ({error.strerror})") from None
-
-
-def _parsed(content: bytes, path: Path) -> Document:
-    try:
-        document = json.loads(content)
     except (ValueError, RecursionError):
         raise RegistryError(f"{path}: no valid JSON") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
