@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -185,12 +185,8 @@ def _unusual(frame: pd.DataFrame) -> Found:
         groups = values.groupby([frame[name] for name in _COMPARABLE], dropna=False)
         enough = groups.transform("count") >= MIN_GROUP
         for side in sides:
-            usual = groups.transform(_quantile, 0.5 - 0.45 * side)
+            usual = groups.transform("quantile", 0.5 - 0.45 * side)
             is_far = enough & (side * (usual - values) > tolerance) & (values >= 0)
             for row in frame.index[is_far]:
                 amounts = f"{format_bytes(values[row])}, at similar rows {format_bytes(usual[row])}"
                 yield row, rule, f"{name}: {amounts}, or {'more' if side > 0 else 'less'}"
-
-
-def _quantile(values: Any, share: float) -> Any:
-    return values.quantile(share)

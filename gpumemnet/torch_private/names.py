@@ -536,11 +536,8 @@ def called_by_engine(own_packages: frozenset[str]) -> bool:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__package__") in own_packages:
         frame = frame.f_back
-    return frame is not None and frame.f_code is _engine_code()
-
-
-def _engine_code() -> Any:
-    return torch.autograd.graph._engine_run_backward.__code__
+    engine = torch.autograd.graph._engine_run_backward.__code__
+    return frame is not None and frame.f_code is engine
 
 
 def leaves_of(outputs: Iterable[Tensor]) -> list[Tensor]:

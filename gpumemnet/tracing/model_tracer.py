@@ -354,7 +354,9 @@ class BatchMemory:
         self._settings = settings
         self._traced: dict[int, Timeline] = {}
         self._long_run = cache(repeated)
-        self._are_same = cache(self._same_run)
+        self._are_same = cache(
+            lambda low, high: skeleton(self._traced[low]) == skeleton(self._traced[high])
+        )
 
     def exact(self, batch_size: int) -> Memory:
         """Return the memory at a batch size, which is traced."""
@@ -405,6 +407,3 @@ class BatchMemory:
             run = self._long_run(upper)
             memory = memory_of(run, *between, self._device, self._settings)
         return verdict_of(memory, self._device) == YES
-
-    def _same_run(self, low: int, high: int) -> bool:
-        return skeleton(self._traced[low]) == skeleton(self._traced[high])

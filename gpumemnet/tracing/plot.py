@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -189,7 +190,13 @@ def plot(answer: TraceAnswer, path: Path) -> None:
             title="MiB at the peak",
             reverse=True,
         )
-        figure.text(0.06, 0.945, _short(title_of(answer), 90), fontsize=13, parse_math=False)
+        figure.text(
+            0.06,
+            0.945,
+            shorten(title_of(answer), 90, placeholder=" …"),
+            fontsize=13,
+            parse_math=False,
+        )
         figure.text(0.06, 0.897, line, fontsize=10.5, color=QUIET)
 
     write_picture(path, draw, _SIZE_INCHES)
@@ -301,7 +308,3 @@ def draw_step(axes: Axes, answer: TraceAnswer, chart: StepChart, highest_bytes: 
 def mib_text(amount_bytes: int) -> str:
     """Return an amount in whole MiB."""
     return f"{ceil_mib(amount_bytes):,} MiB"
-
-
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -61,11 +61,8 @@ class OneOf(GroupedMetadata):
 
     def __iter__(self) -> Iterator[object]:
         """The check, and the schema: an enumeration of the names."""
-        yield AfterValidator(self._check)
+        yield AfterValidator(lambda text: check_choice(text, self._names, ""))
         yield WithJsonSchema({"type": "string", "enum": list(self._names)})
-
-    def _check(self, text: str) -> str:
-        return check_choice(text, self._names, "")
 
 
 def described(

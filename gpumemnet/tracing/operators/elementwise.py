@@ -532,7 +532,8 @@ def _indexed_write(call: Call) -> tuple[Scratch, ...]:
     given = [index for index in indices if index is not None]
     if not given or given[0].dtype == torch.bool:
         return ()  # the number of elements that a mask selects is only known at run time
-    count = math.prod(_broadcast(given))
+    shapes = (tensor.shape for tensor in given)
+    count = math.prod(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
     values: Tensor = call.arguments["values"]
     target: Tensor = call.arguments["self"]
     selected = count * math.prod(
@@ -546,10 +547,6 @@ def _indexed_write(call: Call) -> tuple[Scratch, ...]:
         *exactly("index_put", 4 * count * INDEX_BYTES),  # linear, sorted, original position, range
         *exactly("index_put", radix_sort_bytes(count, 2 * INDEX_BYTES), held=False),
     )
-
-
-def _broadcast(tensors: Sequence[Tensor]) -> torch.Size:
-    return torch.broadcast_shapes(*(tensor.shape for tensor in tensors))  # type: ignore[no-untyped-call]
 
 
 def _sort(call: Call) -> tuple[Scratch, ...]:

@@ -301,7 +301,9 @@ def features(convolution: Convolution) -> tuple[float, ...]:
 
 def copied_bytes(convolution: Convolution, operation: str, capability: tuple[int, int]) -> int:
     """Return the expected workspace of one operation on a GPU of this compute capability."""
-    node = _document()["trees"][_key(convolution, operation, capability)]
+    of_device = _nearest(capability)
+    tree = tree_name(of_device, operation, convolution.dtype.itemsize, convolution.channels_last)
+    node = _document()["trees"][tree]
     values = features(convolution)
     while "feature" in node:
         node = node["below" if values[node["feature"]] <= node["limit"] else "above"]
@@ -332,12 +334,6 @@ def _nearest(capability: tuple[int, int]) -> str:
     older = [each for each in known if each <= capability]
     major, minor = max(older) if older else min(known)
     return f"{major}.{minor}"
-
-
-def _key(convolution: Convolution, operation: str, capability: tuple[int, int]) -> str:
-    return tree_name(
-        _nearest(capability), operation, convolution.dtype.itemsize, convolution.channels_last
-    )
 
 
 TF32_CAPABILITY: Final = (8, 0)
