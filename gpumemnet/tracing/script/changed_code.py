@@ -71,15 +71,6 @@ class _Changing(ast.NodeTransformer):
         self._is_generator, self._positions = before
         return node
 
-    def visit_Expr(self, node: ast.Expr) -> ast.AST:
-        return self._may_fail(node)
-
-    def visit_Assign(self, node: ast.Assign) -> ast.AST:
-        return self._may_fail(node)
-
-    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
-        return self._may_fail(node)
-
     def _may_fail(self, node: ast.Expr | ast.Assign | ast.AugAssign) -> ast.stmt:
         """Return a statement after whose error the run may go on; variables that it assigns are 0
         then."""
@@ -95,6 +86,8 @@ class _Changing(ast.NodeTransformer):
         zeros = [ast.Assign([ast.Name(name, ast.Store())], ast.Constant(0)) for name in names]
         handler = ast.ExceptHandler(ast.Name("Exception", ast.Load()), None, [ends, *zeros])
         return ast.copy_location(ast.Try([node], [handler], [], []), node)
+
+    visit_Expr = visit_Assign = visit_AugAssign = _may_fail
 
     def visit_For(self, node: ast.For) -> ast.AST:
         for each in ast.walk(node.iter):  # also within a bar
