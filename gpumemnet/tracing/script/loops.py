@@ -236,6 +236,9 @@ class Loops:
         self._recorder, self._is_inside, self.trained = recorder, is_inside, trained
         self._is_cut, self._generates, self._number_of = is_cut, generates, number_of
         self._conditions: dict[tuple[Any, ...], _Condition] = {}
+        self._asked: dict[tuple[Any, ...], tuple[tuple[int, int], int]] = {}
+        """Place of a condition → the step and batch at which it was asked for last, and how often
+        before: each of several milestones is a condition of its own."""
         self.waiting: dict[str, None] = {}
         """Places of conditions on counters that were never so, or always."""
         self.turned: dict[str, int] = {}
@@ -401,12 +404,17 @@ class Loops:
         """
         shown = str(holds := holds_at(*given))
         values = tuple(each if type(each) in _NUMBERS else 0 for each in given)
-        place = about, sys._getframe(2).f_lineno
+        step = self.trained()[0]
+        moment = step, self._batches()[0]
+        asked = about, sys._getframe(2).f_lineno
+        before, times = self._asked.get(asked, (moment, -1))
+        times = min(times + 1, _FEW) if before == moment else 0
+        self._asked[asked] = moment, times
+        place = *asked, times
         known = self._conditions.get(place)
         if known is None:
             known = self._conditions[place] = _Condition(*about)
             known.stays |= type(holds) is not bool
-        step = self.trained()[0]
         if known.later is not None:
             # What follows may have set the next time.
             if all(
@@ -423,7 +431,7 @@ class Loops:
             known.first, known.last = known.first or values, values
         if is_met or not self.has_stepped or step == known.step or self._is_inside():
             return holds
-        before = known.last or values
+        last = known.last or values
         known.met(step, values)
         risen = [i for i, each in enumerate(values) if each > known.first[i]]
         if not known.rises or (known.leaves and holds is False) or not risen:
@@ -446,7 +454,7 @@ class Loops:
         if loops or known.rises < _RISES:
             return holds
         found = next(
-            filter(is_other, known.ahead(min(before[counter], value), type(holds) is bool)), None
+            filter(is_other, known.ahead(min(last[counter], value), type(holds) is bool)), None
         )
         if found is None:
             known.seen = {True, False}

@@ -501,8 +501,8 @@ def _longest_of_epochs(
     longest: Sequence[Any],
     sizes: Mapping[Any, int],
 ) -> Sequence[Any]:
-    """Return the longest batch; where a collate function of the user's cuts all to the shortest of a
-    batch, it is one of many epochs, each of which has other batches.
+    """Return the longest batch; where a collate function cuts all samples to the shortest of a batch,
+    or joins them, it is one of many epochs, each of which has other batches.
 
     Args:
         loader: gives them.
@@ -518,15 +518,20 @@ def _longest_of_epochs(
     rounds = range(min(_EPOCHS * len(batches), _AHEAD // len(longest)))
     others = [draw(members, len(longest)) for _ in rounds]
 
-    def shortest(batch: Sequence[Any]) -> int:
-        return min(sizes.get(each, 0) for each in batch)
+    candidates = [longest]
+    for amount in (min, sum):  # a batch may be cut to its shortest sample, or be all in a row
 
-    cut = max(others, key=shortest)
-    if _are_alike(shortest(cut), shortest(longest)):
-        return longest
-    with suppress(Exception):  # not all make a batch
-        collated = (_size(loader.collate_fn(_samples(loader, each))) for each in (longest, cut))
-        return longest if next(collated) >= next(collated) else cut
+        def measured(batch: Sequence[Any], amount: Callable[..., int] = amount) -> int:
+            return amount(sizes.get(each, 0) for each in batch)
+
+        most = max((*batches, *others), key=measured)
+        if not _are_alike(measured(most), measured(longest)):
+            candidates.append(most)
+    if len(candidates) > 1:
+        with suppress(Exception):  # not all make a batch
+            return max(
+                candidates, key=lambda batch: _size(loader.collate_fn(_samples(loader, batch)))
+            )
     return longest
 
 

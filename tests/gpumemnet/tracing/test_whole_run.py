@@ -615,6 +615,32 @@ for epoch in range(100):
         16 * 4 * 2.5,  # the first batches have at most 1.5
         20 * 4 * 4.0 + WORKSPACE,
     ),
+    "joined": Case(  # graphs are in a row: the batch with the most nodes does not hold the largest
+        """
+class Graphs(Dataset):
+    def __len__(self): return 80
+    def __getitem__(self, i): return torch.zeros(100 * (i % 40 + 1), 256)
+model = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256), nn.Sigmoid()) for _ in range(16)]).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(100):
+    for x in DataLoader(Graphs(), 4, shuffle=True, collate_fn=torch.cat): step(optimizer, model(x.cuda()).mean())
+""",
+        16 * 13.2,  # of 13,500 rows; batches of one epoch have 11,000 to 12,500
+        20 * 15.7 + WORKSPACE,
+    ),
+    "milestones": Case(  # of which each is a condition of its own
+        """
+model, points, done = wide(1), [(0, 8), (200, 1024), (500, 32768)], -1
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(20):
+    for x in DataLoader(torch.zeros(450, 1), 10):
+        done += 1
+        size = [size for start, size in points if start <= done][-1]
+        step(optimizer, model(torch.zeros(size, 4096).cuda()).mean())
+""",
+        128 + 2 * 512,
+        128 + 3 * 512 + WORKSPACE,
+    ),
     "first": Case(  # a large batch comes before there is optimizer state, and comes again
         """
 model = wide(4)
