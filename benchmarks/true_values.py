@@ -149,7 +149,8 @@ class PlayedGpu(DispatchMode):
         if (
             sys._getframe(2).f_code is engine
             and not torch.is_grad_enabled()
-            and (func is not ADD or reference_counts(args[0]) == (4, 2))  # nobody else has the sum
+            # nobody else has the sum, and sparse ones are never formed in place
+            and (func is not ADD or (not args[0].is_sparse and reference_counts(args[0]) == (4, 2)))
         ):
             func = IN_PLACE.get(func, func)
         result = func(*args, **kwargs)
