@@ -110,6 +110,7 @@ class _Condition:
         is_position: whether it compares a position in data.
         seen: whether it held, so far.
         step: the last step at which it was met.
+        now: the numbers for which it was asked last.
         first, last: the numbers at the first step, and at the last one.
         rises: how often one has risen; ``None`` if one has fallen, other than to its first value.
         later: what it is from now on.
@@ -122,6 +123,7 @@ class _Condition:
     is_position: bool
     seen: set[Any] = field(default_factory=set)
     step: int = 0
+    now: tuple[float, ...] = ()
     first: tuple[float, ...] = ()
     last: tuple[float, ...] = ()
     rises: int | None = 0
@@ -239,6 +241,8 @@ class Loops:
         self._asked: dict[tuple[Any, ...], tuple[tuple[int, int], int]] = {}
         """Place of a condition → the step and batch at which it was asked for last, and how often
         before: each of several milestones is a condition of its own."""
+        self._vary: set[tuple[Any, ...]] = set()
+        """Places of conditions on numbers that are no counters, such as letters of a text."""
         self.waiting: dict[str, None] = {}
         """Places of conditions on counters that were never so, or always."""
         self.turned: dict[str, int] = {}
@@ -415,6 +419,9 @@ class Loops:
         if known is None:
             known = self._conditions[place] = _Condition(*about)
             known.stays |= type(holds) is not bool
+        if known.now > values != known.first and times == _FEW:
+            self._vary.add(asked)  # no counter falls within a step, other than to its first value
+        known.now = values
         if known.later is not None:
             # What follows may have set the next time.
             if all(
@@ -429,7 +436,8 @@ class Loops:
             self.waiting.pop(known.line, None)
         if not self.has_stepped:
             known.first, known.last = known.first or values, values
-        if is_met or not self.has_stepped or step == known.step or self._is_inside():
+        is_known = is_met or asked in self._vary or step == known.step
+        if is_known or not self.has_stepped or self._is_inside():
             return holds
         last = known.last or values
         known.met(step, values)

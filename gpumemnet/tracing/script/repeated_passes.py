@@ -219,7 +219,9 @@ def _inside(value: Any, depth: int) -> Hashable:
     if isinstance(value, _PLAIN):  # numbers that were read compare as conditions
         return value if type(value) in _STATE else repr(value)
     if isinstance(value, dict):
-        return tuple(value), _inside([*value.values()], depth)
+        # Keys may be parameters, as those of an optimizer's state, which must not be held.
+        keys = tuple(each if type(each) in _STATE else id(each) for each in value)
+        return keys, _inside([*value.values()], depth)
     held, identity = value, 0
     if not isinstance(value, list | tuple | set | deque):
         held, identity = getattr(value, "__dict__", {}).values(), id(value)
