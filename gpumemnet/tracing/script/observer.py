@@ -156,6 +156,8 @@ class ScriptObserver:
         """Step → shapes of what the first model was called with in training."""
         self._generation = Generation()
         self._made: list[weakref.ref[Optimizer]] = []
+        self._states: dict[int, tuple[int, ...]] = {}
+        """Key of an optimizer → numbers of the storages that hold its state."""
         self._frozen: set[int] = set()
         """Identities of parameters that do not train in the first steps."""
         self.loops = Loops(
@@ -575,25 +577,27 @@ class ScriptObserver:
                 f"batches have different shapes ({'; '.join(list(dict.fromkeys(shapes))[:3])}): "
                 "the largest that was seen counts, and a larger one takes more"
             )
-        state = (
-            set(
-                self.recorder.numbers_of(
-                    each
-                    for parameter, values in optimizer.state.items()
-                    if id(parameter) not in self._frozen
-                    for each in tensors_in(values)
-                )
-            ).difference(self.recorder.numbers_of(parameters_of(optimizer)))  # as SAM puts back
-            for optimizer in self._optimizers()
-        )
+        for optimizer in self._optimizers():
+            self._learn_state(optimizer)
         return WholeRun(
             self.recorder.timeline(),
             self._boundaries,
             self.step_names,
             left,
             tuple(sentences),
-            tuple(map(tuple, state)),
+            tuple(self._states.values()),
         )
+
+    def _learn_state(self, optimizer: Optimizer) -> None:
+        """Learn which storages hold the state of an optimizer, which may be gone at the end."""
+        numbers = self.recorder.numbers_of(
+            each
+            for parameter, values in optimizer.state.items()
+            if id(parameter) not in self._frozen
+            for each in tensors_in(values)
+        )
+        held = self.recorder.numbers_of(parameters_of(optimizer))  # as SAM puts back
+        self._states[optimizer_key(optimizer)] = tuple({*numbers}.difference(held))
 
     def _optimizers(self) -> list[Optimizer]:
         """The optimizers that the script has not dropped."""
@@ -686,6 +690,8 @@ class ScriptObserver:
             self._stepped[optimizer_key(optimizer)] += self._trains_on_gpu or any(
                 each.grad is not None for each in parameters
             )
+        if self._stepped[optimizer_key(optimizer)] <= _STEPS:
+            self._learn_state(optimizer)
         if self.trains_on_host:
             self._stepped_at = self._stepped_at or process_time()
             if process_time() > self._stepped_at + _SECONDS_ON_HOST:

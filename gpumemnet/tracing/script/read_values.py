@@ -26,6 +26,7 @@ from gpumemnet.extract.host_numbers import MOST_NUMBERS
 from gpumemnet.extract.placement import (
     HINT,
     READS_VALUE_BELOW,
+    REAL_WHOLE_ELEMENTS,
     MissingValues,
 )
 from gpumemnet.sandbox.user_code import UnknownValueError, running_line
@@ -306,7 +307,8 @@ class ReadValues(MissingValues):
         is_one = isinstance(result, Tensor) and not picks.ndim
         candidates = source.numel() if is_one or not source.ndim else source.shape[dim]
         most = MOST_NUMBERS if operator in _SORTS else _MOST_CANDIDATES
-        if not 0 < candidates <= most or not 0 < picks.numel() <= MOST_NUMBERS:
+        largest = REAL_WHOLE_ELEMENTS if operator in _SORTS else MOST_NUMBERS
+        if not 0 < candidates <= most or not 0 < picks.numel() <= largest:
             return result
         with names.unseen():
             numbers = torch.arange(1, picks.numel() + 1) % candidates  # 0 is no frequency

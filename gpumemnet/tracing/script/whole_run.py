@@ -121,10 +121,11 @@ class WholeRun:
         events = self.timeline.events
         end = next((start for start in self.timeline.step_starts if start > peak), len(events))
         known = {event for event in events[:end] if event >= 0}
+        gone = {~event for event in events[:peak] if event < 0}
         whole = (
             self.timeline.sizes[number]
             for numbers in self.state
-            if not known.isdisjoint(numbers)
+            if not known.isdisjoint(numbers) and gone.isdisjoint(numbers)
             for number in numbers
         )
         return max(0, sum(whole) - held_bytes)
