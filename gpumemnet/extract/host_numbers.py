@@ -42,10 +42,8 @@ _MOST_STEPS: Final = 64
 """Longest chain of operators that is computed then."""
 _MANY: Final = 64
 """Fewest elements of a mask that was drawn of which about the same share is selected each time."""
-_REDUCTIONS: Final = {
-    getattr(aten, name) for name in ("any", "all", "sum", "count_nonzero", "mean", "max", "min")
-}
-"""Operators whose results are about the same of many numbers, however these are drawn."""
+_COUNTS: Final = {aten.any, aten.all, aten.sum, aten.count_nonzero}
+"""Operators whose results are about the same of a mask of many, however that is drawn."""
 _MADE_UP_BYTES: Final = 2**26
 """Largest storage whose numbers are made up as a whole."""
 _MOST_MADE_UP: Final = 2**22
@@ -258,7 +256,11 @@ class HostNumbers:
         changed = {storage_id(each) for each in written}
         taken = tree_map_only(Tensor, partial(self._taken, changed), (args, named))
         run = cache(partial(_run, func, taken, draws))
-        counts = func.overloadpacket in _REDUCTIONS and given[0].numel() >= _MANY
+        counts = (
+            func.overloadpacket in _COUNTS
+            and given[0].numel() >= _MANY
+            and not given[0].is_floating_point()
+        )
         is_drawn = draws or (not counts and any(each.is_drawn for each in later))
         for each in written:
             storage = each.untyped_storage()
