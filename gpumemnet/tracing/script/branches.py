@@ -179,7 +179,7 @@ def _place(code: CodeType, instruction: int, line: int) -> Place:
         compared_with=_turning_number(node, parents),
     )
     if isinstance(node, ast.Call) and getattr(node.func, "id", "") in _ORDERS:
-        return replace(place, usual=False, is_settled=True)
+        return replace(place, is_settled=True)
     if isinstance(node, ast.Call) and (called := ast.unparse(node.func)).endswith(_FINITE):
         return replace(place, usual=called.endswith("isfinite"), is_settled=True)
     is_negated = False
@@ -356,8 +356,8 @@ class Decisions:
     def decide(self, place: Place, usual: bool, *, is_likely: bool = False) -> bool:
         """Return what the condition at ``place`` is; it is ``usual`` where the code does not tell,
         or where that is likely."""
-        if place.usual is not None and place.is_settled and not place.repeats:
-            return place.usual
+        if place.is_settled and not place.repeats:
+            return usual if place.usual is None else place.usual
         if is_likely and (usual or place.usual is not None):
             return usual
         usual = usual if place.usual is None else place.usual

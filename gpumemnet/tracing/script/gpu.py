@@ -64,10 +64,19 @@ _META: Final = torch.device("meta")
 _KNOWN: Final = (
     CONSTANTS
     | FILLED
-    | {torch.eye, torch.randint, torch.randperm, torch.tril_indices, torch.triu_indices}
+    | {
+        torch.empty,
+        torch.eye,
+        torch.randint,
+        torch.randperm,
+        torch.tril_indices,
+        torch.triu_indices,
+    }
 )
 """Functions that make tensors whose values do not depend on others."""
-_NEW: Final = frozenset({Tensor.new_zeros, Tensor.new_ones, Tensor.new_full})
+_NEW: Final = frozenset(
+    getattr(Tensor, f"new_{what}") for what in ("zeros", "ones", "full", "tensor", "empty")
+)
 _LIKE: Final = frozenset({torch.zeros_like, torch.ones_like, torch.full_like})
 _PLACES: Final = frozenset({Tensor.__getitem__, Tensor.__setitem__})
 _FILLED: Final = FILLED | {torch.empty}
@@ -113,7 +122,7 @@ class GpuRequests(TorchFunctionMode):
         self._observer = observer
         self._values = self.values = values
         self._unknown, self.numbers = known.unknown, known.numbers
-        values.numbers_of = known.numbers.of
+        values.numbers = known.numbers
         self._random: MutableMapping[Tensor, None] = WeakTensorKeyDictionary()
         """What the script has drawn on the host, which may be anything."""
         self._constructors = names.device_constructors()
@@ -267,10 +276,11 @@ class GpuRequests(TorchFunctionMode):
             named.pop("pin_memory", None)
             result = func(*args, **named)
             if isinstance(result, Tensor):
-                is_filled = func is torch.empty and keeps_numbers(result)  # by a collective, say
-                is_known = given is None and (func in _KNOWN or is_filled)
+                is_known = given is None and func in _KNOWN and not is_weight
                 if is_known and result.numel() <= MOST_NUMBERS:
                     real = func(*args, **{**named, "device": _HOST})
+                    if func is torch.empty:  # which elements are written to, or a collective fills
+                        real.zero_()
                     if keeps_numbers(result) or _is_constant(func, args, result):
                         result = real
                     else:
@@ -302,10 +312,12 @@ class GpuRequests(TorchFunctionMode):
         if given is not None:
             if device is None:
                 self._observer.stays_deferred(given, result)
-            is_like = func in _LIKE and not result.is_floating_point()
-            if (is_like or func in _NEW) and result.is_meta and result.numel() <= MOST_NUMBERS:
+            is_like = func in _LIKE and not called_from(names.TORCH_FOLDER)
+            is_known = (is_like or func in _NEW) and len(tensors) == 1
+            if is_known and result.is_meta and result.numel() <= MOST_NUMBERS:
                 like = torch.empty(given.shape if is_like else 0, dtype=given.dtype)
-                self.numbers.keep(result, func(like, *args[1:], **named))
+                make = Tensor.new_zeros if func is Tensor.new_empty else func
+                self.numbers.keep(result, make(like, *args[1:], **named))
         if func in _RANDOM:
             self._random[result] = None
             self._draw(func, result)
@@ -383,6 +395,8 @@ class GpuRequests(TorchFunctionMode):
         if not like.is_meta:
             like = torch.empty(0, dtype=like.dtype, device=_META)
         made: Tensor = like.new(*args, **named)
+        if not argument_tensors(args, {}):
+            self.numbers.keep(made, torch.zeros(()))
         self._observer.arrived(made, "new")
         return made
 

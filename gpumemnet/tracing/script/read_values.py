@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from gpumemnet.extract.host_numbers import MOST_NUMBERS
+from gpumemnet.extract.host_numbers import MOST_NUMBERS, HostNumbers
 from gpumemnet.extract.placement import (
     HINT,
     READS_VALUE_BELOW,
@@ -73,11 +73,20 @@ _FAR: Final = 1e8
 """A number that others are compared with until the first of them is the best so far."""
 _ADDS: Final = _functions("add", "__add__", "__radd__")
 _COUNTS: Final = _functions("sum", "count_nonzero")
+_BOTH: Final = _AND | _functions("mul", "__mul__", "__rmul__", "__imul__")
+"""Functions whose results are 0 where one of their arguments is."""
+_FILLS: Final = _functions("masked_fill", "masked_fill_", "__setitem__")
+_LIMITS: Final = _BOTH | _FILLS | _GREATER | _UNEQUAL | {torch.where}
+"""Functions whose results may be 0 more often than their arguments."""
 _SOFTMAX: Final = _functions("softmax") | {torch.nn.functional.softmax}
 _KEEPS: Final = _functions(
     *("clone", "detach", "long", "int", "float", "double", "bool", "to", "max", "__getitem__"),
     *("view", "reshape", "squeeze", "unsqueeze", "flatten", "expand", "repeat", "cat", "stack"),
-) | {Tensor.data.__get__}  # type: ignore[attr-defined]  # a property of C++
+    *("abs", "contiguous"),
+) | {
+    Tensor.data.__get__,  # type: ignore[attr-defined]  # a property of C++
+    torch.nn.functional.interpolate,
+}
 _MOVES: Final = _functions(
     *("__getitem__", "index_select", "gather", "take", "take_along_dim", "masked_select")
 )
@@ -124,11 +133,11 @@ class ReadValues(MissingValues):
         self._shares: MutableMapping[Tensor, float] = WeakTensorKeyDictionary()
         """Probabilities, which add up to one → what each of them is taken to be."""
         self._masks: MutableMapping[Tensor, float] = WeakTensorKeyDictionary()
-        """Masks that were made of others → the share of the elements that they select."""
+        """Tensors that were made of masks → the share of elements that are not 0, at most; 1 if each
+        is one."""
         self._orders: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
         """Places of what was sorted → among how many at least; each is there once."""
-        self.numbers_of: Callable[[Tensor], Tensor | None] = lambda tensor: None
-        """Returns the numbers of a tensor, if they are known."""
+        self.numbers = HostNumbers(lambda tensor: tensor.is_meta, self.assumed)
         self._assumed: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
         self.selections: dict[str, None] = {}
         """Lines that select elements by values of the GPU, in order."""
@@ -331,13 +340,25 @@ class ReadValues(MissingValues):
     ) -> None:
         """Learn from a call what the truth of its result is, if that is known whatever the values
         are, how much it counts, and whether it follows from assumptions."""
-        last = result[-1] if isinstance(result, tuple) and result else result
+        last: Any = result[-1] if isinstance(result, tuple) and result else result
         tensors = [arg for arg in args if isinstance(arg, Tensor)]
-        if func is Tensor.__setitem__:
-            self._masks.pop(args[0], None)
-            if len(tensors) == 3 and tensors[2].ndim and tensors[2].dtype == torch.bool:
-                self._masks[args[0]] = self._selected(args[2]) / _size(args[0])
-        if not isinstance(last, Tensor):
+        writes = func is Tensor.__setitem__
+        made = args[0] if writes else last
+        if not isinstance(made, Tensor):
+            return
+        is_open = func in _LIMITS and made.is_meta
+        with suppress(RuntimeError):  # of tensors that torch.vmap computes with
+            if is_open and self.numbers.follows(tensors):  # those that are drawn may be others
+                is_open = any(map(self.numbers.is_drawn, tensors))
+        most = self._most(func, args) if is_open else 1
+        if made is args[0] and func not in _KEEPS:
+            self._masks.pop(made, None)
+        if writes and len(tensors) == 3 and tensors[2].ndim and tensors[2].dtype == torch.bool:
+            most = self._selected(args[2]) / _size(made)
+        # What is unlike one number is nearly all.
+        if most < 1 or func in _ONES or (func in _UNEQUAL and len(tensors) == 1 and is_open):
+            self._masks[made] = most
+        if writes:
             return
         if func is torch.cat and any(each in self._masks for each in args[0]):
             self._masks[last] = sum(map(self._selected, args[0])) / _size(last)
@@ -357,15 +378,15 @@ class ReadValues(MissingValues):
             return
         if func in _ORDERS and last.ndim:
             self._orders[last] = min(last.shape)  # whatever dimension was sorted
-        if func in _ONES or (func in _UNEQUAL and len(tensors) == 1):
-            self._masks[last] = 1.0  # what is unlike one number is nearly all
-        if func in _AND and last.dtype == torch.bool:
-            self._masks[last] = min(map(self._share, tensors))
         given = args[0] if isinstance(args[0], Tensor) else None
         if given is not None and func in _COUNTS and last.numel():
-            each = 1 if given.dtype == torch.bool else self._counts.get(given)
+            is_ones = self._masks.get(given) == 1
+            each = 1 if is_ones or given.dtype == torch.bool else self._counts.get(given)
             if each is not None:
-                self._counts[last] = each * given.numel() // last.numel()
+                share = self._masks.get(given, 1) if last.numel() == 1 else 1
+                self._counts[last] = round(each * given.numel() * share / last.numel())
+            if is_ones:
+                self._keep(last, self._counts[last])
         elif given is not None and self._counts and func in _KEEPS and given in self._counts:
             self._counts[last] = self._counts[given]
         elif (
@@ -384,17 +405,42 @@ class ReadValues(MissingValues):
             for shares in (self._shares, self._masks):
                 if source in shares and last not in shares:
                     shares[last] = shares[source]
+        if self._masks.get(last) == 1 and last.dtype != torch.bool:
+            self._keep(last, 1)
         truth = self._truth(func, args)
         if truth is not None:
             self._truths[last] = truth
 
-    def _share(self, mask: Tensor) -> float:
-        """Return the share of its elements that a mask selects."""
+    def _keep(self, tensor: Tensor, number: int) -> None:
+        """Let each element of a small tensor be a known number."""
+        with suppress(RuntimeError):  # it has no storage
+            if tensor.untyped_storage().nbytes() == tensor.nbytes:
+                self.numbers.keep(tensor, torch.tensor(number))
+
+    def _most(self, func: Callable[..., Any], args: tuple[Any, ...]) -> float:
+        """Return the share of the elements of a result that are not 0, at most."""
+        if func in _FILLS and getattr(args[1], "dtype", 0) == torch.bool:
+            func, args = torch.where, (*args[1:], args[0])
+        if func is torch.where and len(args) == 3:
+            mask, chosen, other = args
+            others = min(1 - self._share(mask, 0), self._share(other, 1))
+            return min(self._share(mask, 1), self._share(chosen, 1)) + others
+        if func in _BOTH:
+            return min(self._share(each, None if func in _AND else 1) for each in args)
+        is_above = type(limit := args[-1]) in _READ_NUMBERS and limit >= 0
+        is_other = func in _GREATER or (func in _UNEQUAL and limit == 0)
+        return self._masks.get(args[0], 1) if is_above and is_other else 1
+
+    def _share(self, mask: Any, usual: float | None = None) -> float:
+        """Return the share of its elements that a mask selects, which are not 0."""
+        if not isinstance(mask, Tensor):
+            return bool(mask)
         with names.unseen(), suppress(RuntimeError):  # of tensors that torch.vmap computes with
             is_small = mask.numel() <= MOST_NUMBERS  # more are made up each time
-            if is_small and (known := self.numbers_of(mask)) is not None:
+            if is_small and (known := self.numbers.of_mask(mask)) is not None:
                 return int(known.count_nonzero()) / _size(known)
-        return self._masks.get(mask, self._decisions.assumptions.selected_share)
+        share = self._masks.get(mask, usual)
+        return self._decisions.assumptions.selected_share if share is None else share
 
     def _selected(self, mask: Tensor) -> float:
         return mask.numel() * self._share(mask)

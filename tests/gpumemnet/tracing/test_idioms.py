@@ -133,7 +133,16 @@ CONDITIONS = {
         "m = (x * loss)[:, 0] > 0\nassert len(x[(m & (torch.arange(64).cuda() < 9)).view(8, 8).flatten()]) == 9\n"
         "assert len((torch.arange(2**21).cuda() < 9).nonzero()) == 9\n"
         "n = (x * loss)[m, 1] > 0\nkept = x[m][n]\nm[m.clone()] = n\n"
-        "assert torch.cat([x, x])[torch.cat([m, m])].shape[0] == 2 * len(kept)\nkeep = block(256)"
+        "assert torch.cat([x, x])[torch.cat([m, m])].shape[0] == 2 * len(kept)\n"
+        "k, f = torch.arange(64).cuda() < 9, (x * loss)[:, 0]\nf[~k] = 0\n"
+        "for u in (k & m, k * m, f > 0, f.masked_fill(~k, 0) != 0, torch.where(k, f, 0) * f != 0):\n"
+        "    assert len(x[u]) == int(u.sum()) == 9\nkeep = block(256)"
+    ),
+    "patches": (  # as many as where no pixel is 0
+        "o = ((torch.rand(32, 3, 256, 256).cuda() * loss).sum(1) != 0).float()[:, None]\n"
+        "o = nn.functional.interpolate(o, size=(16, 16)).long()\n"
+        "n = min((o[:, 0].sum(1)[:, 0] * o[:, 0].sum(2)[:, 0]).max(), 300)\n"
+        "keep = block(int(n) * len(o.nonzero()) // 2**13)"
     ),
     "many_numbers": (  # of which more are computed than at once, and only once they are needed
         "depth = torch.zeros(2**20 + 9)\ndepth[:9] = 5.0\ny = depth.cuda()\nvalid = (y.sub_(1) / 2 > 0) & (y < 80)\n"
@@ -152,6 +161,9 @@ CONDITIONS = {
         "n += int(torch.triu(x.new_ones(2, 2)).bool().sum()) - len(torch.as_tensor([loss] * 3))\n"
         "z = torch.zeros_like(x[:3, :2], dtype=torch.bool)\nz[[True, False, True], :] = True\n"
         "n += int(z.sum()) - len(x[:3][z[:, 0]]) * (type(loss.item()) is float) - 2\n"
+        "e = [x.new(2), x.new_empty(2), torch.empty(2, device='cuda'), torch.zeros_like(x[0])]\n"
+        "for each in e: each[:2] = x.new_tensor([1.0, i])\n"
+        "n += int(max(each[0] for each in e)) - 1\n"
         "torch.distributions.Beta(model.weight[0].exp(), 1.0).rsample().sum().backward()\n"
         "keep = [block(32) for _ in range(int(n))]"
     ),
