@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 import sys
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -225,6 +226,9 @@ class GpuRequests(TorchFunctionMode):
             is_unknown = self._unknown(given)
             if func is Tensor.__setitem__ and given.is_meta and isinstance(args[2], int | float):
                 args = (*args[:2], torch.tensor(args[2], dtype=given.dtype))  # as on a GPU
+            if func is Tensor.__setitem__ and not given.is_meta and _passes_gradient(args[2]):
+                with suppress(RuntimeError):  # something refers to it weakly
+                    swap_for_meta(given, self._stand_in_on_host(given))  # as its gradient is
             if func in _PLACES and given.is_meta:  # PyTorch puts lists on the device, unseen
                 args = (args[0], _as_index(args[1]), *args[2:])
             if is_unknown and func in _READS:
@@ -593,6 +597,15 @@ def parse_target(
         device = GPU
     copies = bool(named.get("copy", False))
     return (None if device is None else torch.device(device)), dtype, copies
+
+
+def _passes_gradient(value: Any) -> bool:
+    return (
+        isinstance(value, Tensor)
+        and value.is_meta
+        and value.requires_grad
+        and torch.is_grad_enabled()
+    )
 
 
 def _as_index(index: Any) -> Any:

@@ -62,6 +62,9 @@ sparse = torch.eye(4).to_sparse().cuda()
 assert len((sparse + sparse).coalesce().values()) == 4 and model.weight[:2].to_sparse()._nnz() == 512
 torch.where(torch.zeros_like(model.bias, dtype=torch.uint8), model.bias, 0 * model.bias).sum().backward()
 torch.distributions.VonMises(model.bias, model.bias.exp()).sample()
+on_host = torch.zeros(2, 256)
+on_host[0] = model.bias
+on_host.sum().backward()
 torch.jit.trace(nn.Tanh(), model.bias).save("tanh.pt")
 assert torch.jit.load("tanh.pt")(model.bias).is_cuda and type(torch.ones(1).as_subclass(Kind).cuda()) is Kind
 nn.BatchNorm1d(4, affine=False).cuda().eval()(torch.ones(2, 4).cuda())
