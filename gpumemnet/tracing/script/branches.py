@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -35,6 +36,8 @@ from gpumemnet.units import MIB
 
 ROUNDS: Final = 4
 """How often a loop runs that waits for a value."""
+MOST_ROUNDS: Final = 64
+"""The same of one whose condition compares a counter on the GPU."""
 MOST_TRACES: Final = 6
 """Traces with a single condition the other way."""
 SECONDS: Final = 30.0
@@ -95,6 +98,8 @@ class Place:
         compares: whether it is a comparison.
         compared_with: a number that turns the comparison, if the code tells what it is compared
             with.
+        bounds: what elements stay below as long as a loop runs, such as a number of steps.
+        rounds: how often a loop runs.
     """
 
     name: str
@@ -104,11 +109,19 @@ class Place:
     is_chosen_by: bool = False
     compares: bool = False
     compared_with: float | None = None
+    bounds: tuple[str, ...] = ()
+    rounds: int = ROUNDS
 
 
 def place_of(frame: FrameType) -> Place:
     """Return the place that ``frame`` runs."""
-    return _place(frame.f_code, frame.f_lasti, frame.f_lineno)
+    place = _place(frame.f_code, frame.f_lasti, frame.f_lineno)
+    for name in place.bounds:
+        with suppress(Exception):  # of the user's code, of any kind
+            bound = eval(name, frame.f_globals, frame.f_locals)  # noqa: S307  # a name of the user's
+            if type(bound) is int and 0 < bound <= MOST_ROUNDS:
+                return replace(place, rounds=bound)
+    return place
 
 
 def asks_once(frame: FrameType) -> bool:
@@ -193,7 +206,9 @@ def _place(code: CodeType, instruction: int, line: int) -> Place:
         return place
     if isinstance(parent, ast.Assert | ast.While):
         repeats = isinstance(parent, ast.While) and not _has_bound(parent)
-        return replace(place, usual=not is_negated, is_settled=True, repeats=repeats)
+        bounds = (*re.findall(r"<=? ([\w.]+)\)", ast.unparse(parent.test)),)
+        usual = not is_negated
+        return replace(place, usual=usual, is_settled=True, repeats=repeats, bounds=bounds)
     if isinstance(parent, ast.If):
         ends = [body[-1] if body else None for body in (parent.body, parent.orelse)]
         leaves = [isinstance(end, _LEAVES) or _fails(end) for end in ends]
@@ -363,7 +378,7 @@ class Decisions:
         usual = usual if place.usual is None else place.usual
         if place.repeats:
             self._rounds[place.name] += 1
-            return usual != (self._rounds[place.name] % (ROUNDS + 1) == 0)
+            return usual != (self._rounds[place.name] % (place.rounds + 1) == 0)
         self.places.setdefault(place.name)
         return usual != self.assumptions.reverse(place.name)
 

@@ -123,6 +123,10 @@ CONDITIONS = {
         "rows = []\nwhile True:\n    rows += [block(4)]\n    if (x * loss).norm() < 1: break\n"
         "    elif len(rows) == 64: break"
     ),
+    "hops": (
+        "h, n, hops, keep = (x * loss)[:, 0], torch.zeros(64).cuda(), 8, []\n"
+        "while ((h < 0.9) & (n < hops)).byte().any(): n = n + (h < 1).float(); keep.append(block(32))"
+    ),
     "ended_early": "n = 0\nwhile True:\n    n += 1\n    if x.norm() < 1: break\nkeep = block(256)",
     "padding": (
         "e = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 1).cuda().eval()\n"
