@@ -81,7 +81,7 @@ USUAL: Final = Assumptions()
 MADE_UP: Final = Assumptions(makes_up=True)
 _MADE_UP_NOTE: Final = (
     "values read from the GPU were made up (normally distributed, and what follows from them): "
-    "with the usual ones the script met an error."
+    "with the usual ones the script met an error"
 )
 
 
@@ -448,7 +448,7 @@ def _over_branches(trace: TraceScript, end: float) -> tuple[TraceAnswer, Assumpt
             return trace(opposite), opposite
         with suppress(ExtractError):
             answer = trace(MADE_UP)
-            return replace(answer, notes=(*answer.notes, _MADE_UP_NOTE)), MADE_UP
+            return replace(answer, notes=(*answer.notes, f"{_MADE_UP_NOTE}: {error}.")), MADE_UP
         raise error from None
     met = {each.name for each in first.phases}
     went_on = any(each.startswith(WENT_ON) for each in first.notes)
@@ -459,7 +459,8 @@ def _over_branches(trace: TraceScript, end: float) -> tuple[TraceAnswer, Assumpt
             is_whole = met <= {each.name for each in further.phases}
             gains = further.safe_bytes - first.safe_bytes
             if is_whole and (gains > 0 or (gains == 0 and not further.error)):
-                first = replace(further, notes=(*further.notes, _MADE_UP_NOTE))
+                note = f"{_MADE_UP_NOTE}{first.error and ': '}{first.error}."
+                first = replace(further, notes=(*further.notes, note))
                 usual, opposite = MADE_UP, replace(MADE_UP, opposite=True)
     if not first.branches or first.is_lower_bound:  # time is up
         return first, usual
