@@ -5,9 +5,10 @@ them back, or selects by them.  They stay meta tensors, so what is counted does 
 numbers; beside the storage of each there is one on the host.  What an operator makes of known
 numbers alone is known, too; what it writes otherwise is not known any more.
 
-Many numbers, such as pictures or points on rays, are computed only once code selects by what follows
-from them.  Those that are drawn at random may be anything where a single one is read, but a mask of
-many selects about as many as it does here.
+The numbers of a storage are computed once, and never written into: an operator that writes makes
+others of them.  Few are computed at once.  Many, such as pictures or points on rays, are computed
+only once code selects by what follows from them.  Those that are drawn at random may be anything
+where a single one is read, but a mask of many selects about as many as it does here.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ from gpumemnet.torch_private.names import (
     aten,
     id_of_storage,
     storage_id,
-    tree_leaves,
     tree_map_only,
     version_of,
 )
@@ -60,22 +60,22 @@ class _Later:
     """The numbers of a storage that are computed once they are needed.
 
     Args:
-        compute: returns them; fails with a ``RuntimeError`` if the host cannot.
+        compute: returns them; fails with a ``RuntimeError``, or returns ``None``, if it cannot.
         is_drawn: whether they follow from some that are drawn at random.
         steps: operators that are computed one after another until then.
     """
 
     def __init__(
-        self, compute: Callable[[], torch.UntypedStorage], is_drawn: bool, steps: int
+        self, compute: Callable[[], torch.UntypedStorage | None], is_drawn: bool, steps: int
     ) -> None:
-        self._compute: Callable[[], torch.UntypedStorage] | None = compute
+        self.compute: Callable[[], torch.UntypedStorage | None] | None = compute
         self._storage: torch.UntypedStorage | None = None
         self.is_drawn, self.steps = is_drawn, steps
 
     def storage(self) -> torch.UntypedStorage | None:
         """Return the numbers; ``None`` if they cannot be computed."""
-        if self._compute is not None:
-            compute, self._compute = self._compute, None
+        if self.compute is not None:
+            compute, self.compute = self.compute, None
             with suppress(RuntimeError), names.unseen():
                 self._storage = compute()
                 self.steps = 0
@@ -98,40 +98,48 @@ class HostNumbers:
         self.makes_up = False
         """Whether numbers that are not known are made up: normally distributed, with what follows
         from them computed, where that takes little."""
-        self._storages: MutableMapping[torch.UntypedStorage, torch.UntypedStorage | _Later] = (
-            WeakKeyDictionary()
-        )
+        self._storages: MutableMapping[torch.UntypedStorage, _Later] = WeakKeyDictionary()
         self._kept: set[int] = set()
         """Numbers of these storages, with those of some that are gone: quicker to ask."""
 
     def keep(self, tensor: Tensor, numbers: Tensor, *, is_drawn: bool = False) -> None:
         """Remember the numbers of a tensor whose storage is new, if they are not too many."""
-        with suppress(NotImplementedError):  # one of the tensors that torch.vmap computes with
-            storage = tensor.untyped_storage()
-            if not 0 < tensor.numel() <= _MOST_LATER:
-                return
-            self._kept.add(id_of_storage(storage))
-            if is_drawn or tensor.numel() > MOST_NUMBERS:
-                copied = partial(_copied, storage.nbytes(), _place(tensor), _unchanged(numbers))
-                self._storages[storage] = _Later(copied, is_drawn, 0)
-                return
-            with names.unseen():
-                self._storages[storage] = _copied(
-                    storage.nbytes(), _place(tensor), lambda: numbers.detach()
-                )
+        is_soon = not is_drawn and tensor.numel() <= MOST_NUMBERS
+        with names.unseen():
+            self._keep(tensor, _unchanged(numbers), is_drawn=is_drawn, is_soon=is_soon)
 
     def draw(self, tensor: Tensor, draw: Callable[[], Tensor]) -> None:
         """Remember how the numbers of a new tensor are drawn."""
-        storage = tensor.untyped_storage()
-        if 0 < tensor.numel() <= _MOST_LATER and not self.makes_up:
 
-            def drawn() -> Tensor:
-                with drawing():
-                    return draw()
+        def drawn() -> Tensor:
+            with drawing():
+                return draw()
 
-            self._kept.add(id_of_storage(storage))
-            copied = partial(_copied, storage.nbytes(), _place(tensor), drawn)
-            self._storages[storage] = _Later(copied, True, 0)
+        if not self.makes_up:
+            self._keep(tensor, drawn, is_drawn=True)
+
+    def _keep(
+        self,
+        tensor: Tensor,
+        numbers: Callable[[], Tensor],
+        *,
+        is_drawn: bool,
+        is_soon: bool = False,
+        steps: int = 0,
+    ) -> None:
+        """Remember what computes the numbers of a tensor whose storage is new."""
+        with suppress(NotImplementedError):  # one of the tensors that torch.vmap computes with
+            storage = tensor.untyped_storage()
+            if 0 < tensor.numel() <= _MOST_LATER:
+                copied = partial(_copied, storage.nbytes(), _place(tensor), numbers)
+                self._put(storage, _Later(copied, is_drawn, steps), is_soon)
+
+    def _put(self, storage: torch.UntypedStorage, later: _Later, is_soon: bool) -> None:
+        """Remember the numbers of a storage, unless they are to be computed now, and cannot be."""
+        self._kept.add(id_of_storage(storage))
+        self._storages[storage] = later
+        if is_soon and later.storage() is None:
+            del self._storages[storage]
 
     def stand_in(self, numbers: Tensor, *, is_drawn: bool) -> Tensor:
         """What is on the GPU for these numbers: a meta tensor, unless they are whole."""
@@ -169,8 +177,7 @@ class HostNumbers:
         """Whether the numbers of a tensor follow from some that are drawn at random."""
         if not (self._unknown(tensor) and self._has(tensor)):
             return False
-        known = self._storages[tensor.untyped_storage()]
-        return isinstance(known, _Later) and known.is_drawn
+        return self._storages[tensor.untyped_storage()].is_drawn
 
     def _made_up(self, tensor: Tensor) -> Tensor:
         """Make up numbers of a tensor, and of what else is in its storage."""
@@ -185,8 +192,8 @@ class HostNumbers:
                 made.normal_()
             if not is_kept:
                 return made
-            self._kept.add(id_of_storage(storage))
-            self._storages[storage] = whole = made.untyped_storage()
+            whole = made.untyped_storage()
+            self._put(storage, _Later(lambda: whole, False, 0), True)
             return _of_storage(whole, _place(tensor))
 
     def arguments(
@@ -194,11 +201,7 @@ class HostNumbers:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Return the arguments of an operator as real tensors; ``None`` unless its result follows
         from their numbers."""
-        if self.makes_up:
-            most = _MOST_FACTORS if func.overloadpacket in flop_registry else _MOST_MADE_UP
-            if sum(each.numel() for each in tensors) > most or not all(map(_is_plain, tensors)):
-                return None
-        elif not self.follows(tensors):
+        if not self.follows(func, tensors):
             return None
         of = self.of_mask if torch.Tag.dynamic_output_shape in func.tags else self.of
         real: Any = tree_map_only(Tensor, of, (args, named))
@@ -208,24 +211,15 @@ class HostNumbers:
             real[1]["device"] = _HOST
         return real
 
-    def follows(self, tensors: list[Tensor]) -> bool:
-        """Whether the result of an operator follows from the numbers of tensors."""
+    def follows(self, func: Any, tensors: list[Tensor]) -> bool:
+        """Whether the result of an operator follows from the numbers of tensors, known or made up."""
+        if self.makes_up:
+            most = _MOST_FACTORS if func.overloadpacket in flop_registry else _MOST_MADE_UP
+            return sum(each.numel() for each in tensors) <= most and all(map(_is_plain, tensors))
         return all(
             self._has(tensor) if self._unknown(tensor) else tensor.numel() <= _MOST_LATER
             for tensor in tensors
         )
-
-    def follow(
-        self, func: Any, args: tuple[Any, ...], named: dict[str, Any], result: Any, *, writes: bool
-    ) -> None:
-        """Compute what an operator has made, or has written, where numbers are made up."""
-        made = argument_tensors([result], {})
-        if "empty" in func.__name__ or any(each.numel() > MOST_NUMBERS for each in made):
-            return
-        if writes or not all(map(self._has, made)):
-            arguments = self.arguments(func, argument_tensors(args, named), args, named)
-            if arguments is not None:
-                self._compute(func, arguments, made)
 
     def compute(
         self,
@@ -235,21 +229,26 @@ class HostNumbers:
         result: Any,
         written: Sequence[Tensor] = (),
     ) -> None:
-        """Compute what an operator makes of known numbers, or writes: later, if they are many or
-        drawn."""
+        """Compute what an operator makes, or writes, whose result follows from numbers: later, if
+        these are many or drawn."""
         made, given = argument_tensors([result], {}), argument_tensors(args, named)
-        known = [self._storages[each.untyped_storage()] for each in given if self._has(each)]
-        later = [each for each in known if isinstance(each, _Later)]
-        draws = torch.Tag.nondeterministic_seeded in func.tags
-        if not (later or draws or any(each.numel() > MOST_NUMBERS for each in (*given, *made))):
-            arguments = self.arguments(func, given, args, named)
-            if arguments is not None:
-                self._compute(func, arguments, made)
-            return
         fresh = [(place, each) for place, each in enumerate(made) if not self._has(each)]
+        has_many = any(each.numel() > MOST_NUMBERS for each in made)
+        if "empty" in func.__name__ or not (written or fresh):
+            return
+        if self.makes_up and (has_many or not self.follows(func, given)):
+            return
+        draws = torch.Tag.nondeterministic_seeded in func.tags and not self.makes_up
+        later = [self._storages[each.untyped_storage()] for each in given if self._has(each)]
+        is_soon = self.makes_up or not (
+            draws
+            or has_many
+            or any(each.numel() > MOST_NUMBERS for each in given)
+            or any(each.is_drawn or each.compute is not None for each in later)
+        )
         steps = 1 + max((each.steps for each in later), default=0)
         is_long = func.overloadpacket in flop_registry or steps > _MOST_STEPS
-        if is_long or any(each.numel() > _MOST_LATER for _, each in fresh):
+        if not is_soon and (is_long or any(each.numel() > _MOST_LATER for _, each in fresh)):
             for each in written:
                 self.forget(each)
             return
@@ -263,42 +262,24 @@ class HostNumbers:
         )
         is_drawn = draws or (not counts and any(each.is_drawn for each in later))
         for each in written:
-            storage = each.untyped_storage()
-            copied = partial(lambda number: run()[1][number], storage_id(each))
-            self._storages[storage] = _Later(copied, is_drawn, steps)
-        for place, each in () if written else fresh:
-            storage = each.untyped_storage()
-            numbers = partial(lambda place: run()[0][place], place)
-            copied = partial(_copied, storage.nbytes(), _place(each), numbers)
-            self._kept.add(id_of_storage(storage))
-            self._storages[storage] = _Later(copied, is_drawn, steps)
+            copied = partial(lambda number: run()[1].get(number), storage_id(each))
+            self._put(each.untyped_storage(), _Later(copied, is_drawn, steps), is_soon)
+        for place, each in fresh:
+            if not written or storage_id(each) not in changed:
+                numbers = partial(lambda place: run()[0][place], place)
+                self._keep(each, numbers, is_drawn=is_drawn, is_soon=is_soon, steps=steps)
 
     def _taken(self, changed: set[int], tensor: Tensor) -> _Taken:
-        """What an operator that is computed later takes in the place of a tensor."""
+        """What an operator takes in the place of a tensor."""
         if not self._unknown(tensor):
             return _Taken(_unchanged(tensor))
-        source = self._storages[tensor.untyped_storage()]
+        if not self._has(tensor):
+            made_up = self._made_up(tensor)
+            if not self._has(tensor):  # they are too many to remember
+                return _Taken(lambda: made_up)
         number = storage_id(tensor)
-        if not isinstance(source, _Later):
-            source = source.clone()  # type: ignore[no-untyped-call]  # it may be written into until then
+        source = self._storages[tensor.untyped_storage()]
         return _Taken(source, _place(tensor), number if number in changed else None)
-
-    def _compute(
-        self, func: Any, arguments: tuple[tuple[Any, ...], dict[str, Any]], made: list[Tensor]
-    ) -> None:
-        """Compute what an operator has made, or has written, of real tensors."""
-        try:
-            with names.unseen():
-                numbers = func(*arguments[0], **arguments[1])
-        except RuntimeError:  # the host lacks the kernel
-            for each in () if self.makes_up else made:
-                self.forget(each)
-            return
-        for each, found in zip(made, tree_leaves(numbers), strict=False):
-            if each.shape != found.shape:  # such as what batch norm saves in evaluation
-                self.forget(each)
-            elif not self._has(each):
-                self.keep(each, found)
 
     def _has(self, tensor: Tensor) -> bool:
         return (
@@ -309,7 +290,8 @@ class HostNumbers:
         )
 
     def _view(self, tensor: Tensor) -> Tensor | None:
-        return _viewed(self._storages[tensor.untyped_storage()], _place(tensor))
+        storage = self._storages[tensor.untyped_storage()].storage()
+        return None if storage is None else _of_storage(storage, _place(tensor))
 
 
 _Place = tuple[torch.dtype, Any, torch.Size, tuple[int, ...]]
@@ -318,11 +300,6 @@ _Place = tuple[torch.dtype, Any, torch.Size, tuple[int, ...]]
 
 def _place(tensor: Tensor) -> _Place:
     return tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride()
-
-
-def _viewed(source: torch.UntypedStorage | _Later, place: _Place) -> Tensor | None:
-    storage = source.storage() if isinstance(source, _Later) else source
-    return None if storage is None else _of_storage(storage, place)
 
 
 def _of_storage(storage: torch.UntypedStorage, place: _Place) -> Tensor:
@@ -351,7 +328,7 @@ def _unchanged(tensor: Tensor) -> Callable[[], Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """A tensor that an operator takes later.
+    """A tensor that an operator takes once it is computed.
 
     Attributes:
         source: where its numbers are then.
@@ -368,27 +345,22 @@ class _Taken:
         if self.place is None:
             held: Tensor = self.source()
             return held
-        source = self.source
-        if self.changed is not None:
-            if self.changed not in copies:
-                whole = source.storage() if isinstance(source, _Later) else source
-                if whole is not None:
-                    copies[self.changed] = whole.clone()
-            source = copies.get(self.changed)
-        view = None if source is None else _viewed(source, self.place)
-        if view is None:
+        storage = self.source.storage()
+        if storage is None:
             raise RuntimeError
-        return view
+        if self.changed is not None:
+            storage = copies.setdefault(self.changed, storage.clone())
+        return _of_storage(storage, self.place)
 
 
 def _run(func: Any, taken: Any, draws: bool) -> tuple[list[Any], dict[int, torch.UntypedStorage]]:
-    """Run an operator later; return its results, and copies of what it has written into."""
+    """Run an operator; return its results, and copies of what it has written into."""
     copies: dict[int, torch.UntypedStorage] = {}
     args, named = tree_map_only(_Taken, lambda each: each.tensor(copies), taken)
     if "device" in named:
         named["device"] = _HOST
     with drawing() if draws else nullcontext():
-        return tree_leaves(func(*args, **named)), copies
+        return argument_tensors([func(*args, **named)], {}), copies
 
 
 def drawing() -> AbstractContextManager[object]:

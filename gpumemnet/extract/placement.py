@@ -281,7 +281,7 @@ class KnownValues(DispatchMode):
         tensors = argument_tensors(args, named)
         if self.numbers.makes_up and not tensors and is_meta(named.get("device")):
             made = func(*args, **named)
-            self.numbers.follow(func, args, named, made, writes=False)
+            self.numbers.compute(func, args, named, made)
             return made
         if any(map(self.unknown, tensors)):
             result = (
@@ -313,12 +313,9 @@ class KnownValues(DispatchMode):
         )
         others = sum(leaf.numel() for leaf in made) - whole
         if others > REAL_ELEMENTS or whole > _COMPUTED_ELEMENTS:
-            if self.numbers.makes_up:
-                self.numbers.follow(func, args, named, trial, writes=False)
-            elif (  # its numbers follow from known ones alone
+            if self.numbers.makes_up or (  # its numbers follow from known ones alone
                 type(trial) is torch.Tensor
                 and named.get("device") is None
-                and "empty" not in func.__name__
                 and torch.Tag.nondeterministic_seeded not in func.tags
             ):
                 self.numbers.compute(func, args, named, trial)
@@ -335,7 +332,6 @@ class KnownValues(DispatchMode):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        makes_up = self.numbers.makes_up
         is_dynamic = torch.Tag.dynamic_output_shape in func.tags
         is_read = schema(func).name in READS_VALUE_BELOW
         known = None
@@ -386,11 +382,9 @@ class KnownValues(DispatchMode):
         writes = self._writes.get(func)
         if writes is None:
             writes = self._writes[func] = written_arguments(func)
-        follows = not makes_up and self.numbers.follows(tensors)
-        written = self._written(writes, args, kwargs, not (follows or makes_up)) if writes else []
-        if makes_up:
-            self.numbers.follow(func, args, kwargs, result, writes=bool(writes))
-        elif follows:
+        follows = self.numbers.makes_up or self.numbers.follows(func, tensors)
+        written = self._written(writes, args, kwargs, not follows) if writes else []
+        if follows:
             self.numbers.compute(func, args, kwargs, result, written)
         if written and isinstance(result, torch.Tensor):
             return written[0]
