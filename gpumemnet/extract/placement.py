@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial, wraps
 from typing import Any, Final
+from unittest.mock import patch
 from weakref import WeakValueDictionary
 
 import torch
@@ -117,15 +118,11 @@ class MissingValues:
         self._notes: dict[tuple[str, str], str] = {}
         self._scalars_are_factors = False
 
-    @contextmanager
-    def stepping(self, optimizer: Optimizer) -> Iterator[None]:
+    def stepping(self, optimizer: Optimizer) -> AbstractContextManager[object]:
         """Context of an optimizer's step: PyTorch's own optimizers read scalars only to scale
         updates, so any value will do."""
-        self._scalars_are_factors = (type(optimizer).__module__ + ".").startswith("torch.optim.")
-        try:
-            yield
-        finally:
-            self._scalars_are_factors = False
+        is_own = (type(optimizer).__module__ + ".").startswith("torch.optim.")
+        return patch.object(self, "_scalars_are_factors", is_own)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ class Recording(Protocol):
     def recorder(self) -> Any:
         """Records storages."""
 
-    def engine_runs(self) -> AbstractContextManager[None]:
+    def engine_runs(self) -> AbstractContextManager[object]:
         """Context in which no step of the script ends."""
 
     def engine_steps(self, optimizer: Any, step: Callable[[], None]) -> None:

@@ -125,7 +125,7 @@ class _Job:
         planned = simulate(step, machine, dict.fromkeys(units[::every], decision), chain=chain)
         if planned.host_bytes > machine.host_memory_bytes:
             return None
-        kept = float(chain.step_seconds(chain.keep_all()[None])[0])
+        kept = chain.seconds_of(chain.keep_all())
         words["time"] = f"{100 * (planned.step_seconds / kept - 1):+.1f} %, modelled"
         is_named = isinstance(self.model, TrainedModel)  # the model is inside of its loss
         words["model"] = "trainer.model" if is_named else "model"

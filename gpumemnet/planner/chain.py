@@ -108,6 +108,10 @@ class Chain:
         """Number of units."""
         return len(self.forward_seconds)
 
+    def seconds_of(self, choices: Indices) -> float:
+        """Return the seconds of a step with an option for each unit, shape ``[n]``."""
+        return float(self.step_seconds(choices[None])[0])
+
     def step_seconds(self, choices: Indices) -> Array:
         """Return the seconds of a step for each row of ``choices``.
 

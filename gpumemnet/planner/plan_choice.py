@@ -200,7 +200,7 @@ def _exact(chain: Chain, limit_bytes: float, seconds: float) -> Found:
     """Search exactly, below the seconds of the greedy search's plan; that one counts if the time is
     over."""
     quick = greedy(chain, limit_bytes)
-    known = np.inf if quick.choices is None else float(chain.step_seconds(quick.choices[None])[0])
+    known = np.inf if quick.choices is None else chain.seconds_of(quick.choices)
     found = exact(chain, limit_bytes, time_limit_seconds=seconds, known_seconds=known)
     return found if found.choices is not None else Found(quick.choices, found.bound_seconds)
 
@@ -232,7 +232,7 @@ def _search(tries: _Tries, chain: Chain, search: Search, keep: Simulation) -> No
                 break
             low, limit = limit, high if high - limit < _CLOSE * high else (limit + high) / 2
             continue
-        seconds = float(chain.step_seconds(found.choices[None])[0])
+        seconds = chain.seconds_of(found.choices)
         if tries.best is not None and seconds >= tries.best.step_seconds:
             break
         unused = tries.limit_bytes - tries.simulate(found.choices).peak_reserved_bytes

@@ -246,7 +246,7 @@ def simulate(
         peak_reserved_bytes=memory.reserved_bytes,
         peak_allocated_bytes=memory.allocated_bytes,
         peak=memory.peak,
-        step_seconds=float(chain.step_seconds(choices_of(step, decisions)[None])[0]),
+        step_seconds=chain.seconds_of(choices_of(step, decisions)),
         host_bytes=sum(
             pinned_bytes(step.timeline.storages[storage].size_bytes) for storage in host
         ),

@@ -70,7 +70,7 @@ def greedy(chain: Chain, limit_bytes: float) -> Found:
 def _polished(chain: Chain, limit_bytes: float, choices: Indices) -> Indices:
     """Return ``choices`` after all changes of one decision that make the step faster and fit; what
     a change makes superfluous is kept again."""
-    seconds = float(chain.step_seconds(choices[None])[0])
+    seconds = chain.seconds_of(choices)
     for _ in range(_ROUNDS):
         rows = _without_superfluous(chain, limit_bytes, single_changes(chain, choices))
         times = chain.step_seconds(rows)
@@ -210,7 +210,7 @@ class _Program:
     def __init__(self, chain: Chain, limit_bytes: float, known_seconds: float) -> None:
         self._chain = chain
         n = chain.units
-        keep_seconds = float(chain.step_seconds(chain.keep_all()[None])[0])
+        keep_seconds = chain.seconds_of(chain.keep_all())
         self.scale_seconds = max((keep_seconds - chain.other_seconds) / chain.passes, 1e-12)
         self._scale_bytes = max(abs(limit_bytes), 1.0)
         self._option_columns = {

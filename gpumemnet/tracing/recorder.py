@@ -14,9 +14,10 @@ from __future__ import annotations
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from threading import RLock
 from typing import Any, Final, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -297,15 +298,9 @@ class Recorder(DispatchMode):
         """Allocate on another CUDA stream from here on; 0 is the default stream."""
         self._stream = number
 
-    @contextmanager
-    def on_stream(self, number: int | None) -> Iterator[None]:
+    def on_stream(self, number: int | None) -> AbstractContextManager[object]:
         """Context in which memory is allocated on another CUDA stream; ``None`` changes nothing."""
-        before = self._stream
-        self._stream = before if number is None else number
-        try:
-            yield
-        finally:
-            self._stream = before
+        return patch.object(self, "_stream", self._stream if number is None else number)
 
     @contextmanager
     def communicating(self) -> Iterator[None]:

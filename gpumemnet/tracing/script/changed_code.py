@@ -9,8 +9,8 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any, Final
+from unittest.mock import patch
 
 ROUNDS: Final = "_gpumemnet_rounds"
 CONDITION: Final = "_gpumemnet_condition"
@@ -63,13 +63,13 @@ class _Changing(ast.NodeTransformer):
         is_compiled = any("jit" in ast.unparse(each) for each in node.decorator_list)
         if is_compiled:
             return node
-        before, yields = (self._is_generator, self._positions), (ast.Yield, ast.YieldFrom)
-        self._is_generator = any(isinstance(each, yields) for each in ast.walk(node))
-        self._positions = _positions([node])
-        with self._within(node.name):
-            self.generic_visit(node)
-        self._is_generator, self._positions = before
-        return node
+        yields = (ast.Yield, ast.YieldFrom)
+        is_generator = any(isinstance(each, yields) for each in ast.walk(node))
+        positions = _positions([node])
+        with patch.multiple(
+            self, _scope=node.name, _is_generator=is_generator, _positions=positions
+        ):
+            return self.generic_visit(node)
 
     def _may_fail(self, node: ast.Expr | ast.Assign | ast.AugAssign) -> ast.stmt:
         """Return a statement after whose error the run may go on; variables that it assigns are 0
@@ -96,12 +96,12 @@ class _Changing(ast.NodeTransformer):
                     function.id = ENUMERATED
         if not self._is_generator:
             node.iter = ast.copy_location(self._rounds(node, node.iter), node.iter)
-        with self._within(self._place(node)):
+        with patch.object(self, "_scope", self._place(node)):
             return self.generic_visit(node)
 
     def visit_While(self, node: ast.While) -> ast.AST:
         only_returns = _only_returns(node)
-        with self._within(self._place(node)):
+        with patch.object(self, "_scope", self._place(node)):
             for each in (node.body, node.orelse):
                 each[:] = map(self.visit, each)
         names = {getattr(each, "id", "") for each in ast.walk(node.test)}
@@ -194,14 +194,6 @@ class _Changing(ast.NodeTransformer):
 
     def _place(self, loop: ast.stmt) -> str:
         return f"{self._file} line {loop.lineno}"
-
-    @contextmanager
-    def _within(self, scope: str) -> Iterator[None]:
-        before, self._scope = self._scope, scope
-        try:
-            yield
-        finally:
-            self._scope = before
 
 
 def _only_returns(loop: ast.While) -> bool:

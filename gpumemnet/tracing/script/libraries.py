@@ -111,37 +111,29 @@ def preparations(
     def without_graph(module: Any) -> None:
         module.SummaryWriter.add_graph = lambda *args, **kwargs: note("add_graph was left out")
 
-    def without_export(module: Any) -> None:
-        def export(model: Any, args: Any = (), *others: object, **options: object) -> Any:
-            note("torch.onnx.export was left out, but for a pass of its model")
-            with torch.no_grad():
-                model(*(args if isinstance(args, tuple) else (args,)))
-            return SimpleNamespace(save=lambda *args, **kwargs: None)
-
-        module.export = export
-
-    def draw_once(module: Any) -> None:  # VonMises rejects until all values are accepted
-        vars(module)["_rejection_sample"] = lambda loc, concentration, ratio, start: loc + start
-
-    def without_pause(module: Any) -> None:  # of two seconds before each epoch
-        module.time = SimpleNamespace(sleep=bool)
-
-    def without_library(module: Any) -> None:  # of CUDA
-        module.get_cuda_specs = lambda: None
+    def export(model: Any, args: Any = (), *others: object, **options: object) -> Any:
+        note("torch.onnx.export was left out, but for a pass of its model")
+        with torch.no_grad():
+            model(*(args if isinstance(args, tuple) else (args,)))
+        return SimpleNamespace(save=lambda *args, **kwargs: None)
 
     return {
         "pynvml": lambda module: _answer_nvml(module, device, memory, count),
         "torch.utils.tensorboard.writer": without_graph,
         "tensorboardX.writer": without_graph,
-        "torch.onnx": without_export,
-        "torch.distributions.von_mises": draw_once,
+        "torch.onnx": _with(export=export),
+        "torch.distributions.von_mises": _with(  # it rejects until all values are accepted
+            _rejection_sample=lambda loc, concentration, ratio, start: loc + start
+        ),
         "torch.utils.cpp_extension": lambda module: _build_what_can_be(module, note),
         "accelerate.utils.fsdp_utils": _shard_in_place,
-        "torch.distributed.run": _start_torchrun,
+        "torch.distributed.run": _with(run=_start_torchrun),
         _FLASH: lambda module: note(_STANDS_IN),
         "huggingface_hub.hf_api": lambda module: _push_nothing(module, note),
-        "bitsandbytes.cuda_specs": without_library,
-        "mmengine.runner.loops": without_pause,
+        "bitsandbytes.cuda_specs": _with(get_cuda_specs=lambda: None),  # its library of CUDA
+        "mmengine.runner.loops": _with(  # it pauses for two seconds before each epoch
+            time=SimpleNamespace(sleep=bool)
+        ),
         "transformers.trainer": lambda module: _accumulate_once(module, note),
         **dict.fromkeys(_LIGHTNING, _validate_last),
         **{name.replace("training_epoch", "prediction"): _number_all for name in _LIGHTNING},
@@ -151,8 +143,13 @@ def preparations(
         "transformers.integrations.hub_kernels": lambda module: _flash_kernels(module, note),
         "kernels": lambda module: _flash_kernels(module, note),
         "torch.nn.attention.flex_attention": lambda module: _take_flex(module, note),
-        "torchvision.extension": lambda module: setattr(module, "_assert_has_ops", int),
+        "torchvision.extension": _with(_assert_has_ops=int),
     }
+
+
+def _with(**values: object) -> Prepare:
+    """Return what puts values into a module."""
+    return lambda module: module.__dict__.update(values)
 
 
 _PUSHES: Final = (
@@ -301,16 +298,12 @@ def _attend(
 _KERNELS: Final = {"flash_attn_func": _attend, "flash_attn_varlen_func": _attend_in_row}
 
 
-def _start_torchrun(module: Any) -> None:
+def _start_torchrun(args: Any) -> NoReturn:
     """Let a program that starts processes by torchrun's own code start ``torchrun``."""
-
-    def run(args: Any) -> None:
-        options = [f"--nnodes={args.nnodes}", f"--nproc-per-node={args.nproc_per_node}"]
-        options += ["--module"] if args.module else []
-        script = [args.training_script, *args.training_script_args]
-        sys.exit(subprocess.call(["torchrun", *options, *script]))
-
-    module.run = run
+    options = [f"--nnodes={args.nnodes}", f"--nproc-per-node={args.nproc_per_node}"]
+    options += ["--module"] if args.module else []
+    script = [args.training_script, *args.training_script_args]
+    sys.exit(subprocess.call(["torchrun", *options, *script]))
 
 
 def _shard_in_place(module: Any) -> None:

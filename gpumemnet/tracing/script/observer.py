@@ -5,11 +5,12 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from time import process_time
 from typing import Any, Final
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -287,11 +288,11 @@ class ScriptObserver:
     def device_of(self, tensor: Tensor) -> torch.device:
         """The device of a tensor, meta or real: a meta tensor that is not on the GPU stands for a
         weight on the host."""
-        if not tensor.is_meta:
-            return _GPU if self.recorder.holds(part_on_rank(tensor)) else tensor.device
         held = part_on_rank(tensor)
         if self.recorder.holds(held):
             return _GPU
+        if not tensor.is_meta:
+            return tensor.device
         if held.layout != torch.strided:
             return _HOST if dense_parts(held) else _GPU
         if held.numel() and not storage_of(held).nbytes():  # freed, to be allocated again
@@ -366,14 +367,10 @@ class ScriptObserver:
 
     # Called by engines of other libraries, see :mod:`gpumemnet.launchers.deepspeed_engine`.
 
-    @contextmanager
-    def engine_runs(self) -> Iterator[None]:
+    def engine_runs(self) -> AbstractContextManager[object]:
         """Context in which an engine steps optimizers of its own: no step of the script ends."""
-        before, self._in_engine, self._has_engine = self._in_engine, True, True
-        try:
-            yield
-        finally:
-            self._in_engine = before
+        self._has_engine = True
+        return patch.object(self, "_in_engine", True)
 
     def engine_steps(self, optimizer: Optimizer, step: Callable[[], None]) -> None:
         """An engine steps, whose optimizer may be on the host."""
@@ -653,11 +650,8 @@ class ScriptObserver:
             self.recorder.begin(phase)
 
     def _state_bytes(self, optimizer: Optimizer, parameters: list[Tensor]) -> int:
-        self._is_counting = True
-        try:
+        with patch.object(self, "_is_counting", True):
             return state_bytes(optimizer, parameters)
-        finally:
-            self._is_counting = False
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._is_counting:

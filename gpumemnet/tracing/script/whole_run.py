@@ -706,7 +706,7 @@ def state_bytes(optimizer: Optimizer, parameters: Sequence[Tensor]) -> int:
         alone = [nn.Parameter(torch.empty_like(each, device="meta")) for each in parameters]
         for parameter in alone:
             parameter.grad = torch.empty_like(parameter)
-        gradients = sum(each.numel() * each.element_size() for each in alone)
+        gradients = sum(each.nbytes for each in alone)
         try:
             twin = kind(alone, **settings)
             twin.step()
@@ -714,4 +714,4 @@ def state_bytes(optimizer: Optimizer, parameters: Sequence[Tensor]) -> int:
             return gradients
     held = [each for state in twin.state.values() for each in state.values()]
     tensors = [each for each in held if isinstance(each, Tensor) and each.numel() > 1]
-    return gradients + sum(each.numel() * each.element_size() for each in tensors)
+    return gradients + sum(each.nbytes for each in tensors)
