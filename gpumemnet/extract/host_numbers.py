@@ -201,7 +201,7 @@ class HostNumbers:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Return the arguments of an operator as real tensors; ``None`` unless its result follows
         from their numbers."""
-        if not self.follows(func, tensors):
+        if not self._may_follow(func, tensors):
             return None
         of = self.of_mask if torch.Tag.dynamic_output_shape in func.tags else self.of
         real: Any = tree_map_only(Tensor, of, (args, named))
@@ -211,15 +211,19 @@ class HostNumbers:
             real[1]["device"] = _HOST
         return real
 
-    def follows(self, func: Any, tensors: list[Tensor]) -> bool:
-        """Whether the result of an operator follows from the numbers of tensors, known or made up."""
-        if self.makes_up:
-            most = _MOST_FACTORS if func.overloadpacket in flop_registry else _MOST_MADE_UP
-            return sum(each.numel() for each in tensors) <= most and all(map(_is_plain, tensors))
+    def follows(self, tensors: list[Tensor]) -> bool:
+        """Whether the result of an operator follows from the numbers of tensors."""
         return all(
             self._has(tensor) if self._unknown(tensor) else tensor.numel() <= _MOST_LATER
             for tensor in tensors
         )
+
+    def _may_follow(self, func: Any, tensors: list[Tensor]) -> bool:
+        """Whether the same holds, or numbers of all tensors may be made up."""
+        if not self.makes_up:
+            return self.follows(tensors)
+        most = _MOST_FACTORS if func.overloadpacket in flop_registry else _MOST_MADE_UP
+        return sum(each.numel() for each in tensors) <= most and all(map(_is_plain, tensors))
 
     def compute(
         self,
@@ -236,7 +240,7 @@ class HostNumbers:
         has_many = any(each.numel() > MOST_NUMBERS for each in made)
         if "empty" in func.__name__ or not (written or fresh):
             return
-        if self.makes_up and (has_many or not self.follows(func, given)):
+        if self.makes_up and (has_many or not self._may_follow(func, given)):
             return
         draws = torch.Tag.nondeterministic_seeded in func.tags and not self.makes_up
         later = [self._storages[each.untyped_storage()] for each in given if self._has(each)]

@@ -379,7 +379,7 @@ class KnownValues(DispatchMode):
         writes = self._writes.get(func)
         if writes is None:
             writes = self._writes[func] = written_arguments(func)
-        follows = self.numbers.makes_up or self.numbers.follows(func, tensors)
+        follows = self.numbers.makes_up or self.numbers.follows(tensors)
         written = self._written(writes, args, kwargs, not follows) if writes else []
         if follows:
             self.numbers.compute(func, args, kwargs, result, written)
