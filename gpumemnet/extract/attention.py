@@ -30,7 +30,10 @@ from gpumemnet.physics.attention_kernels import (
     choose_kernel,
 )
 from gpumemnet.physics.element_types import AUTOCAST_TYPES, MODEL_TYPES
-from gpumemnet.torch_private.names import torch_release
+from gpumemnet.torch_private.names import (
+    Arguments,
+    torch_release,
+)
 from gpumemnet.torch_private.training import enabled_kernels, kernel_order
 
 _HALF_TYPES: Final = {**AUTOCAST_TYPES, **MODEL_TYPES}
@@ -92,7 +95,7 @@ def attention_call(
     )
 
 
-def module_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AttentionCall | None:
+def module_call(args: Arguments, kwargs: Mapping[str, Any]) -> AttentionCall | None:
     """Return the same for ``multi_head_attention_forward(*args, **kwargs)``; ``None`` where it asks
     for attention weights."""
     call = _arguments(args, kwargs)
@@ -164,7 +167,7 @@ class AttentionStep:
 
 
 def attention_steps(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any], math_kernel: bool
+    args: Arguments, kwargs: Mapping[str, Any], math_kernel: bool
 ) -> list[AttentionStep]:
     """The steps of one ``multi_head_attention_forward(*args, **kwargs)`` on inputs ``[length,
     batch, embedding]``.
@@ -205,14 +208,14 @@ def attention_steps(
     return [*steps, AttentionStep("linear", query.shape, outputs)]
 
 
-def _arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _arguments(args: Arguments, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of ``multi_head_attention_forward`` by name."""
     bound = inspect.signature(F.multi_head_attention_forward).bind(*args, **kwargs)
     bound.apply_defaults()
     return bound.arguments
 
 
-def math_kernel_steps(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[AttentionStep]:
+def math_kernel_steps(args: Arguments, kwargs: Mapping[str, Any]) -> list[AttentionStep]:
     """The steps of ``scaled_dot_product_attention(*args, **kwargs)`` under the math kernel, on
     ``[..., heads, length, size]``.
 

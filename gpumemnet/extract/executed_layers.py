@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -43,7 +43,12 @@ from gpumemnet.extract.module_calls import ModulePath, tensors_in, with_meta_ten
 from gpumemnet.extract.placement import MissingValues, placement
 from gpumemnet.physics.attention_kernels import MATH, AttentionCall
 from gpumemnet.physics.saved_tensors import RESERVED_PER_UNIT, kept_in_place, reserve_elements
-from gpumemnet.torch_private.names import CHECKPOINT_FILE, storage_id
+from gpumemnet.torch_private.names import (
+    CHECKPOINT_FILE,
+    Arguments,
+    Function,
+    storage_id,
+)
 
 _DROPOUTS: Final = frozenset({"dropout", "alpha_dropout"})
 _ATTENTION: Final = frozenset({"attention", "cross_attention"})
@@ -299,8 +304,8 @@ class _Recorder:
 
     def saw_function(
         self,
-        func: Callable[..., Any],
-        args: tuple[Any, ...],
+        func: Function,
+        args: Arguments,
         kwargs: Mapping[str, Any],
         output: object,
     ) -> None:
@@ -493,9 +498,9 @@ class _FunctionWatch(TorchFunctionMode):
 
     def __torch_function__(
         self,
-        func: Callable[..., Any],
+        func: Function,
         types: Sequence[type],
-        args: tuple[Any, ...] = (),
+        args: Arguments = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         output = func(*args, **(kwargs or {}))

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from gpumemnet.atomic_files import Document
 from gpumemnet.errors import ExtractError, MissingExtraError
 from gpumemnet.extract.factory import build, factory_request, source_code
 from gpumemnet.gpu import device_profile
@@ -88,7 +89,7 @@ class Extraction:
     notes: tuple[str, ...] = ()
 
 
-def extraction_to_dict(extraction: Extraction) -> dict[str, Any]:
+def extraction_to_dict(extraction: Extraction) -> Document:
     """The JSON object ``{"job", "layer_names", "notes"}``."""
     return {
         "job": job_to_dict(extraction.job),
@@ -382,7 +383,7 @@ def extract_file(
     return extraction_from_dict(answer)
 
 
-def _extract(request: dict[str, Any]) -> dict[str, Any]:
+def _extract(request: Document) -> Document:
     built, inputs = build(request, source_code(request))
     return extraction_to_dict(
         extract_from(built.model, inputs, ExtractOptions(**request["options"]))

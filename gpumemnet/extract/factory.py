@@ -25,6 +25,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from gpumemnet.atomic_files import Document
 from gpumemnet.errors import ExtractError, InvalidRequestError, did_you_mean
 from gpumemnet.job.layers import MAX_ELEMENTS, describe
 from gpumemnet.sandbox.user_code import fault_sentence
@@ -259,7 +260,7 @@ def _described(value: object) -> str:
 
 def factory_request(
     source: str, inputs: Sequence[str], arguments: Mapping[str, Any] | None, batch_size: int | None
-) -> dict[str, Any]:
+) -> Document:
     """Return the part of a request that names the model, as JSON.
 
     Args:

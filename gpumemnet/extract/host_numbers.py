@@ -27,6 +27,8 @@ from torch.utils.flop_counter import flop_registry
 from gpumemnet.extract.known_layouts import argument_tensors
 from gpumemnet.torch_private import script as names
 from gpumemnet.torch_private.names import (
+    Arguments,
+    Keywords,
     aten,
     id_of_storage,
     storage_id,
@@ -197,8 +199,8 @@ class HostNumbers:
             return _of_storage(whole, _place(tensor))
 
     def arguments(
-        self, func: Any, tensors: list[Tensor], args: tuple[Any, ...], named: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        self, func: Any, tensors: list[Tensor], args: Arguments, named: Keywords
+    ) -> tuple[Arguments, Keywords] | None:
         """Return the arguments of an operator as real tensors; ``None`` unless its result follows
         from their numbers."""
         if not self._may_follow(func, tensors):
@@ -228,8 +230,8 @@ class HostNumbers:
     def compute(
         self,
         func: Any,
-        args: tuple[Any, ...],
-        named: dict[str, Any],
+        args: Arguments,
+        named: Keywords,
         result: Any,
         written: Sequence[Tensor] = (),
     ) -> None:

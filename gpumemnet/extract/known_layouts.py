@@ -13,7 +13,14 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from gpumemnet.torch_private.names import aten, schema, storage_id, tree_map_only
+from gpumemnet.torch_private.names import (
+    Arguments,
+    Keywords,
+    aten,
+    schema,
+    storage_id,
+    tree_map_only,
+)
 
 _PLAIN: Final = (torch.Tensor, nn.Parameter)
 _UNHASHABLE: Final = object()
@@ -27,7 +34,7 @@ class KnownLayouts:
     def __init__(self) -> None:
         self._results: dict[Hashable, tuple[type, tuple[_Layout | None, ...]]] = {}
 
-    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, func: Any, args: Arguments, kwargs: Keywords) -> Any:
         """Return the result of ``func`` on meta tensors."""
         writes = _only_writes(func)
         key = _UNHASHABLE
@@ -55,7 +62,7 @@ class KnownLayouts:
         return made[0] if returned is torch.Tensor else returned(made)
 
 
-def call_on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_on_meta(func: Any, args: Arguments, kwargs: Keywords) -> Any:
     """Run an operator with a meta tensor in place of every real one."""
     tensors = argument_tensors(args, kwargs)
     if not all(each.is_meta and type(each).to is torch.Tensor.to for each in tensors):
@@ -177,7 +184,7 @@ def _key(value: Any) -> Any:
 
 
 def _layouts(
-    result: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    result: Any, args: Arguments, kwargs: Mapping[str, Any]
 ) -> tuple[_Layout | None, ...] | None:
     """The layouts of new tensors; ``None`` where they share memory or are not dense from the start
     of their storage."""

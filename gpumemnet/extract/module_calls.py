@@ -24,7 +24,13 @@ from gpumemnet.errors import ExtractError
 from gpumemnet.extract.placement import is_small
 from gpumemnet.physics.element_types import IMAGE_DIMENSIONS
 from gpumemnet.sandbox.user_code import UnknownValueError
-from gpumemnet.torch_private.names import own_buffers, own_parameters, storage_id
+from gpumemnet.torch_private.names import (
+    Arguments,
+    Keywords,
+    own_buffers,
+    own_parameters,
+    storage_id,
+)
 
 _SHOWN_SHAPES: Final = 4
 """Number of different shapes that an error message lists."""
@@ -41,8 +47,8 @@ class ModelInputs:
         note: what was done to inputs of another batch size, or an empty text.
     """
 
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: Arguments
+    kwargs: Keywords
     batch_size: int
     note: str = ""
 
@@ -121,7 +127,7 @@ def inputs_from_example(example: object, batch_size: int | None) -> ModelInputs:
         ExtractError: the example holds no tensor with a batch dimension.
     """
     kwargs = dict(example) if isinstance(example, Mapping) else {}
-    args: tuple[Any, ...] = (
+    args: Arguments = (
         () if kwargs else tuple(example) if isinstance(example, tuple | list) else (example,)
     )
     named = [(name, tensor) for name, tensor in _named_tensors(kwargs or args) if tensor.ndim > 0]

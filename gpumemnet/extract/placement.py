@@ -35,7 +35,10 @@ from gpumemnet.extract.known_layouts import (
 from gpumemnet.extract.sparse_tensors import result_on_meta
 from gpumemnet.sandbox.user_code import UnknownValueError, running_line
 from gpumemnet.torch_private.names import (
+    Arguments,
     DispatchMode,
+    Function,
+    Keywords,
     aten,
     id_of_storage,
     is_sparse,
@@ -140,7 +143,7 @@ class MissingValues:
         raise UnknownValueError(function, f"{NEEDS_VALUES}{HINT if self._guess_of else ''}")
 
     def result(
-        self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: UnknownValueError
+        self, operator: Any, args: Arguments, kwargs: Keywords, error: UnknownValueError
     ) -> Any:
         """Return the result of ``operator``, whose output on meta tensors is unknown.
 
@@ -154,7 +157,7 @@ class MissingValues:
         """A real tensor gives the values of one on the GPU; return it."""
         return tensor
 
-    def picked(self, operator: Any, args: tuple[Any, ...], result: Any) -> Any:
+    def picked(self, operator: Any, args: Arguments, result: Any) -> Any:
         """Return the result of an operator on meta tensors, in which numbers of what it picks may
         be real."""
         return result
@@ -226,7 +229,7 @@ def placement(
     return stack
 
 
-def _cuda_for_meta(function: Callable[..., Any]) -> Callable[..., Any]:
+def _cuda_for_meta(function: Function) -> Function:
     """Return ``function`` of autocast, for code that asks for ``tensor.device.type``: the meta
     device has no autocast."""
 
@@ -269,12 +272,12 @@ class KnownValues(DispatchMode):
         """Whether the tensor's values are unknown."""
         return tensor.is_meta or bool(self._overwritten and storage_id(tensor) in self._overwritten)
 
-    def run(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def run(self, func: Any, args: Arguments, named: Keywords) -> Any:
         """Run an operator where it belongs."""
         with without_function_modes():  # in a backward pass, kernels of PyTorch that are Python
             return self._placed(func, args, named)
 
-    def _placed(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def _placed(self, func: Any, args: Arguments, named: Keywords) -> Any:
         tensors = argument_tensors(args, named)
         if self.numbers.makes_up and not tensors and is_meta(named.get("device")):
             made = func(*args, **named)
@@ -297,7 +300,7 @@ class KnownValues(DispatchMode):
             return func(*args, **named)
         return self._run_small(func, args, named)
 
-    def _run_small(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def _run_small(self, func: Any, args: Arguments, named: Keywords) -> Any:
         """Run an operator on real tensors, unless its result is large, or the host lacks the kernel
         that the GPU has."""
         try:
@@ -326,8 +329,8 @@ class KnownValues(DispatchMode):
         self,
         func: Any,
         tensors: list[torch.Tensor],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: Arguments,
+        kwargs: Keywords,
     ) -> Any:
         is_dynamic = torch.Tag.dynamic_output_shape in func.tags
         is_read = schema(func).name in READS_VALUE_BELOW
@@ -387,7 +390,7 @@ class KnownValues(DispatchMode):
             return written[0]
         return self._missing_values.picked(func, args, result)
 
-    def _packed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _packed(self, args: Arguments, kwargs: Keywords) -> Any:
         """Pack a sequence by the lengths of its samples, which PyTorch keeps on the host."""
         lengths = args[1]
         if self.unknown(lengths) or not bool((lengths > 0).all()):
@@ -398,7 +401,7 @@ class KnownValues(DispatchMode):
             return self._missing_values.result(_PACK, args, kwargs, error)
         return _PACK(as_meta(args[0]), *args[1:], **kwargs)
 
-    def _with_known_selection(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _with_known_selection(self, args: Arguments) -> Arguments:
         """Put the numbers of the selected elements in place of masks whose values are known, as
         PyTorch does."""
         indices: list[Any] = []
@@ -411,8 +414,8 @@ class KnownValues(DispatchMode):
     def _written(
         self,
         writes: tuple[tuple[int, str], ...],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: Arguments,
+        kwargs: Keywords,
         is_unknown: bool,
     ) -> list[torch.Tensor]:
         """Return the tensors that the operator wrote into, and mark them as unknown if what it
@@ -451,9 +454,9 @@ class _DeviceBlind(TorchFunctionMode):
 
     def __torch_function__(
         self,
-        func: Callable[..., Any],
+        func: Function,
         types: Sequence[type],
-        args: tuple[Any, ...] = (),
+        args: Arguments = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         named = dict(kwargs or {})
@@ -496,12 +499,12 @@ class _DeviceBlind(TorchFunctionMode):
         self._tell(func, result, device is not None and torch.device(device).type != "cpu")
         return result
 
-    def _tell(self, func: Callable[..., Any], result: object, goes_to_gpu: bool) -> None:
+    def _tell(self, func: Function, result: object, goes_to_gpu: bool) -> None:
         if goes_to_gpu and self._on_gpu is not None and isinstance(result, _Tensor):
             self._on_gpu(result, _name_of(func))
 
 
-def _name_of(func: Callable[..., Any]) -> str:
+def _name_of(func: Function) -> str:
     return (
         str(resolve_name(func) or getattr(func, "__name__", func))
         .removeprefix("torch.")
@@ -521,9 +524,7 @@ def device_named(device: object) -> torch.device:
     return torch.device(device if isinstance(device, str) else str(device))
 
 
-def _has_known_values(
-    func: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any]
-) -> bool:
+def _has_known_values(func: Function, args: Arguments, named: Mapping[str, Any]) -> bool:
     """Whether the values of what ``func`` makes are known, and code may read them."""
     if func not in FILLED:
         return func in CONSTANTS
@@ -541,7 +542,7 @@ def _is_host(value: object) -> bool:
     return isinstance(value, str | torch.device) and torch.device(value).type == "cpu"
 
 
-def _device_in(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+def _device_in(args: Arguments, named: Mapping[str, Any]) -> Any:
     """The device that a call of ``Tensor.to`` names: itself, or another tensor's."""
     for value in (*args[:1], *(named.get(key) for key in ("device", "other"))):
         if isinstance(value, torch.Tensor):

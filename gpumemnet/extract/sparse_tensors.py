@@ -14,7 +14,13 @@ import torch
 from torch import Tensor
 
 from gpumemnet.extract.known_layouts import meta_like, only_makes_tensors
-from gpumemnet.torch_private.names import dense_parts, is_sparse, schema, tree_map_only
+from gpumemnet.torch_private.names import (
+    Arguments,
+    dense_parts,
+    is_sparse,
+    schema,
+    tree_map_only,
+)
 
 _MOST_ZEROS: Final = 2**26
 _COO: Final = torch.sparse_coo
@@ -38,7 +44,7 @@ def meta_copy(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     )
 
 
-def result_on_meta(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def result_on_meta(func: Any, args: Arguments, kwargs: Mapping[str, Any]) -> Any:
     """Return the result of an operator of which an argument is sparse, or that has no meta kernel: by
     a rule, or as the host computes one; ``NotImplemented`` where there is neither."""
     rule = _RULES.get(schema(func).name)

@@ -18,7 +18,10 @@ from typing import Any, Final
 from torch import nn
 
 from gpumemnet.allocator import AllocatorSettings
-from gpumemnet.atomic_files import shipped_json
+from gpumemnet.atomic_files import (
+    Document,
+    shipped_json,
+)
 from gpumemnet.errors import ExtractError, InvalidRequestError
 from gpumemnet.extract.module_calls import ModelInputs
 from gpumemnet.gpu import verdict_of
@@ -87,7 +90,7 @@ class _Job:
         if any(getattr(now, name) not in values for name, values in where.items()):
             return None
         options = dict(change.get("options", {}))
-        words: dict[str, Any] = {
+        words: Document = {
             "optimizer": OPTIMIZER_RULES[now.optimizer].torch_class,
             "time": change.get("time"),
         }
@@ -116,7 +119,7 @@ class _Job:
             trace_options=options,
         )
 
-    def _decided(self, decision: Decision, every: int, words: dict[str, Any]) -> Memory | None:
+    def _decided(self, decision: Decision, every: int, words: Document) -> Memory | None:
         """Return the memory of a step with one decision for each ``every``-th unit."""
         if self.costs is None:
             return None
@@ -132,7 +135,7 @@ class _Job:
         words["blocks"] = ", ".join(ranges(u.removeprefix("model." * is_named) for u in units))
         return self._memory(planned.timeline)
 
-    def _accumulated(self, options: dict[str, Any]) -> Memory | None:
+    def _accumulated(self, options: Document) -> Memory | None:
         """Return the memory of the largest microbatch below the job's batch that fits, of one
         sample if none does, and put both numbers into ``options``."""
         now, whole = self.request.options, self.inputs.batch_size
@@ -151,7 +154,7 @@ class _Job:
         options |= {"batch_size": size, "gradient_accumulation": passes}
         return memory.exact(size)
 
-    def _with_options(self, options: dict[str, Any], own_optimizer: str | None) -> Memory | None:
+    def _with_options(self, options: Document, own_optimizer: str | None) -> Memory | None:
         """Return the memory with other options; ``None`` if they are those of the job."""
         now, allocator = self.request.options, self.request.allocator
         changed = {name: value for name, value in options.items() if name != "allocator_conf"}

@@ -9,7 +9,7 @@ refused, is in :mod:`gpumemnet.planner.recomputing`, swapping in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +24,7 @@ from gpumemnet.errors import PlanError
 from gpumemnet.planner.plans import Decision, Plan, checked_decisions, load_plan
 from gpumemnet.planner.recomputing import StateCheck, check_plan, has_values, recompute, verify
 from gpumemnet.planner.swapping import Swaps
+from gpumemnet.torch_private.names import Function
 
 _FORWARD: Final = "forward"
 
@@ -111,7 +112,7 @@ class UnitForward:
     decision: Decision
     swaps: Swaps
     verifies: bool
-    replaced: Callable[..., Any] | None
+    replaced: Function | None
     _is_first: bool = True
     _is_in_force: bool = True
 
@@ -144,7 +145,7 @@ class UnitForward:
             else:
                 self.module.forward = self.replaced
 
-    def _run(self, own: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def _run(self, own: Function, /, *args: Any, **kwargs: Any) -> Any:
         if not self.decision.recomputes:
             return own(*args, **kwargs)
         state = StateCheck(self.module, self.name, (args, kwargs), self._is_first)

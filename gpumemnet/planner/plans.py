@@ -27,7 +27,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.atomic_files import Document, from_json, stated_json
+from gpumemnet.atomic_files import (
+    Document,
+    from_json,
+    stated_json,
+)
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import check_choice, describe
 from gpumemnet.tracing.api import TraceRequest
@@ -293,7 +297,7 @@ class Alternative:
     effect: str
     time: str
     how: str
-    trace_options: dict[str, Any] = field(default_factory=dict)
+    trace_options: Document = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

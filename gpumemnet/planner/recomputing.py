@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, Final
@@ -32,6 +32,9 @@ from gpumemnet.errors import PlanError, did_you_mean
 from gpumemnet.extract.module_calls import tensors_in
 from gpumemnet.planner.plans import EXPENSIVE_OPERATORS, Decision
 from gpumemnet.torch_private.names import (
+    Arguments,
+    Function,
+    Keywords,
     forward_hooks,
     is_compiled,
     operator_name,
@@ -53,9 +56,9 @@ NORMALIZATIONS: Final = (
 
 def recompute(
     module: nn.Module,
-    forward: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    forward: Function,
+    args: Arguments,
+    kwargs: Keywords,
     *,
     cheap: bool,
 ) -> Any:
@@ -330,10 +333,10 @@ def has_values(module: nn.Module, arguments: object) -> bool:
 def verify(
     module: nn.Module,
     name: str,
-    plain: Callable[..., Any],
-    planned: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    plain: Function,
+    planned: Function,
+    args: Arguments,
+    kwargs: Keywords,
 ) -> None:
     """Check that a unit gives the same result and the same gradients as it is and recomputed.
 
@@ -369,9 +372,9 @@ def verify(
 
 def _results(
     module: nn.Module,
-    forward: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    forward: Function,
+    args: Arguments,
+    kwargs: Keywords,
 ) -> dict[str, Tensor]:
     """Return the outputs and the gradients of one forward and backward pass by their names, the
     module's state unchanged."""

@@ -18,6 +18,8 @@ from torch.utils.flop_counter import flop_registry
 from gpumemnet.extract.known_layouts import argument_tensors
 from gpumemnet.planner.recomputing import keeps_results
 from gpumemnet.torch_private.names import (
+    Arguments,
+    Keywords,
     next_node_number,
     operator_name,
     operator_packet,
@@ -222,7 +224,7 @@ class StepRecorder(Recorder):
 
     # Called by PyTorch.
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, func: Any, args: Arguments, kwargs: Keywords) -> Any:
         """Run an operator, and record what it costs."""
         if self._is_closed or not self._step_starts:
             return super().run(func, args, kwargs)
@@ -237,7 +239,7 @@ class StepRecorder(Recorder):
         return result
 
     def _record_operator(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, start: int
+        self, func: Any, args: Arguments, kwargs: Keywords, result: Any, start: int
     ) -> None:
         inputs = list(filter(self.holds, argument_tensors(args, kwargs)))
         outputs = list(filter(self.holds, argument_tensors([result], {})))

@@ -27,6 +27,7 @@ from types import FrameType
 from typing import IO, Any, Final
 from unittest.mock import patch
 
+from gpumemnet.atomic_files import Document
 from gpumemnet.sandbox.user_code import is_user_code
 
 _WRITES: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -75,7 +76,7 @@ class _Requests:
 
     def __init__(self, lines: IO[bytes]) -> None:
         self._process, self._lines = os.getpid(), lines
-        self.envelope: dict[str, Any] = json.loads(lines.readline())
+        self.envelope: Document = json.loads(lines.readline())
         os.set_inheritable(self.envelope["statuses"], False)
 
     @property
@@ -90,7 +91,7 @@ class _Requests:
             return True
         return False
 
-    def continued(self) -> dict[str, Any]:
+    def continued(self) -> Document:
         """Answer the request, and each later one, in a copy of this process; return it there."""
         left = signal.setitimer(signal.ITIMER_REAL, 0)
         positions = dict(_positions())
@@ -117,7 +118,7 @@ class _Requests:
 _requests: list[_Requests] = []
 
 
-def begin(lines: IO[bytes]) -> dict[str, Any]:
+def begin(lines: IO[bytes]) -> Document:
     """Return the first request to this child process, with how it is to be answered."""
     _requests.append(_Requests(lines))
     return _requests[-1].envelope
@@ -151,7 +152,7 @@ class Checkpoint:
         is_wanted: whether there is to be one.
     """
 
-    def __init__(self, continues: Callable[[dict[str, Any]], object], is_wanted: bool) -> None:
+    def __init__(self, continues: Callable[[Document], object], is_wanted: bool) -> None:
         self._continues = continues
         self._is_ahead = is_wanted and any(each.may_be_continued for each in _requests)
 

@@ -37,6 +37,7 @@ from types import FrameType
 from typing import IO, Any, Final, NoReturn
 
 import gpumemnet
+from gpumemnet.atomic_files import Document
 from gpumemnet.errors import (
     CodeEndedError,
     ExtractError,
@@ -95,7 +96,7 @@ def start_child(
 
 
 def ask(
-    compute: Callable[[dict[str, Any]], object],
+    compute: Callable[[Document], object],
     source: str,
     request: Mapping[str, Any],
     **options: Any,
@@ -107,7 +108,7 @@ def ask(
 
 @contextmanager
 def asking(
-    compute: Callable[[dict[str, Any]], object],
+    compute: Callable[[Document], object],
     source: str,
     *,
     purpose: str,
@@ -184,7 +185,7 @@ class _Child(ExitStack):
 
     def __init__(
         self,
-        compute: Callable[[dict[str, Any]], object],
+        compute: Callable[[Document], object],
         variables: Mapping[str, str],
         show_output: bool,
         progress: Progress | None,
@@ -312,7 +313,7 @@ def _answer(compute: str) -> NoReturn:
     _set_import_path(envelope["pythonpath"])
     if envelope["progress"]:
         _report_progress(envelope["statuses"])
-    answer: dict[str, Any]
+    answer: Document
     started = monotonic()
     try:
         set_alarm(envelope["deadline_seconds"])

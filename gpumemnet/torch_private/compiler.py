@@ -16,7 +16,13 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from gpumemnet.torch_private.names import TorchName, aten, replaced
+from gpumemnet.torch_private.names import (
+    Arguments,
+    Function,
+    TorchName,
+    aten,
+    replaced,
+)
 
 COMPILE: Final = TorchName("torch:compile")
 MODULE_COMPILE: Final = TorchName("torch.nn:Module.compile")
@@ -54,7 +60,7 @@ def is_disabled() -> bool:
     )
 
 
-def compiled_module(module: nn.Module, forward: Callable[..., Any]) -> nn.Module:
+def compiled_module(module: nn.Module, forward: Function) -> nn.Module:
     """Return ``module`` as ``torch.compile`` does, with this forward pass."""
     shown: Any = _COMPILED_MODULE.value()(module, _CONTEXT.value()())
     shown.forward = forward
@@ -62,12 +68,12 @@ def compiled_module(module: nn.Module, forward: Callable[..., Any]) -> nn.Module
 
 
 def optimized(
-    compile: Callable[..., Any],
-    function: Callable[..., Any],
+    compile: Function,
+    function: Function,
     dynamic: bool | None,
     planned: Callable[[str, list[Any]], Callable[[list[Any]], Any]],
     outside: Callable[[], Any],
-) -> Callable[..., Any]:
+) -> Function:
     """Return ``function`` as one compiled graph, forward and backward.
 
     Args:
@@ -104,9 +110,7 @@ def optimized(
             )
 
     with import_module("torch._dynamo.config").patch(wrap_top_frame=True):
-        compiled: Callable[..., Any] = compile(
-            function, backend=backend, fullgraph=True, dynamic=dynamic
-        )
+        compiled: Function = compile(function, backend=backend, fullgraph=True, dynamic=dynamic)
     return compiled
 
 
@@ -116,7 +120,7 @@ def boxed(run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
     return run
 
 
-def fake_values() -> Callable[..., Any]:
+def fake_values() -> Function:
     """Return what takes the place of ``get_fake_value``, by which Dynamo runs a node of its graph.
 
     ``torch.tensor([], device="meta")`` is a tensor that is not fake, whatever mode is on, so
@@ -190,7 +194,7 @@ def _move_to_cuda(graph: Any) -> None:
             node.kwargs = {**node.kwargs, "device": _CUDA}
 
 
-def _layout(tensor: Any) -> tuple[Any, ...]:
+def _layout(tensor: Any) -> Arguments:
     return tensor.size(), tensor.stride(), tensor.dtype
 
 

@@ -28,6 +28,13 @@ from torch.overrides import TorchFunctionMode
 
 from gpumemnet.errors import UnsupportedTorchError
 
+Function = Callable[..., Any]
+"""Any function."""
+Arguments = tuple[Any, ...]
+"""What a function is called with by position."""
+Keywords = dict[str, Any]
+"""The same by name."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TorchName:
@@ -326,12 +333,12 @@ class DispatchMode(TorchDispatchMode):
         self,
         func: Any,
         types: Sequence[type],
-        args: tuple[Any, ...] = (),
+        args: Arguments = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         return self.run(func, args, dict(kwargs or {}))
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, func: Any, args: Arguments, kwargs: Keywords) -> Any:
         """Run an operator; each mode says how."""
         raise NotImplementedError
 
@@ -363,12 +370,12 @@ _DYNAMIC_SIZES: Final = TorchName("torch._library.fake_impl:set_ctx_getter")
 """To ask operators for their output whose sizes depend on values."""
 
 
-def python_function(operator: Any) -> Callable[..., Any] | None:
+def python_function(operator: Any) -> Function | None:
     """The function of an operator that ``torch.library.custom_op`` has made; ``None`` for others."""
     return getattr(_CUSTOM_OPERATORS.value().get(schema(operator).name), "_init_fn", None)
 
 
-def least_sized(operator: Any) -> Callable[..., Any] | None:
+def least_sized(operator: Any) -> Function | None:
     """What says which output an operator of another library has, each size that depends on values
     as small as it can be; ``None`` if nothing says that."""
     kernel = _FAKE_OPERATORS.value().find(schema(operator).name).fake_impl.kernel
@@ -402,7 +409,7 @@ def below_autograd() -> AbstractContextManager[object]:
 
 
 @contextmanager
-def overriding_kernels(kernels: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
+def overriding_kernels(kernels: Mapping[Any, Function]) -> Iterator[None]:
     """Context in which operators run other kernels on meta tensors, ahead of autograd.
 
     Args:
@@ -420,7 +427,7 @@ def overriding_kernels(kernels: Mapping[Any, Callable[..., Any]]) -> Iterator[No
         library._destroy()
 
 
-def _with_original(operator: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
+def _with_original(operator: Any, kernel: Function) -> Function:
     key: Any = DISPATCH_KEY.value()
 
     def run(keys: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
@@ -494,7 +501,7 @@ def seen_within_operators(mode: TorchFunctionMode) -> Iterator[None]:
     """
     stack = FUNCTION_MODES.value()
 
-    def seen(function: Callable[..., Any]) -> Callable[..., Any]:
+    def seen(function: Function) -> Function:
         @wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
             if mode in stack():
@@ -506,7 +513,7 @@ def seen_within_operators(mode: TorchFunctionMode) -> Iterator[None]:
 
     make = _SAVED_TENSORS_HOOKS.value()
 
-    def made(hooks: Any, pack: Callable[..., Any], unpack: Callable[..., Any]) -> None:
+    def made(hooks: Any, pack: Function, unpack: Function) -> None:
         make(hooks, seen(pack), seen(unpack))
 
     with replaced(

@@ -21,7 +21,11 @@ import torch
 from torch import nn
 from torch.optim import LBFGS
 
-from gpumemnet.torch_private.names import TorchName, replaced
+from gpumemnet.torch_private.names import (
+    Function,
+    TorchName,
+    replaced,
+)
 
 _OPTIMIZER_MODULES: Final = ("torch.optim.optimizer", "torch.utils._foreach_utils")
 _OPTIMIZER_FUNCTIONS: Final = (
@@ -141,9 +145,7 @@ class _Placeholder(ModuleType):
         super().__init__(_DYNAMO)
         self.disabled: list[Any] = []
 
-    def disable(
-        self, function: Callable[..., Any] | None = None, *args: Any, **kwargs: Any
-    ) -> Callable[..., Any]:
+    def disable(self, function: Function | None = None, *args: Any, **kwargs: Any) -> Function:
         """Return the function unchanged, because without Dynamo nothing compiles it; without one,
         return a decorator."""
         if function is None:

@@ -15,7 +15,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.allocator.settings import AllocatorSettings
-from gpumemnet.atomic_files import from_json
+from gpumemnet.atomic_files import (
+    Document,
+    from_json,
+)
 from gpumemnet.cudnn.session import AUTO, OFF, find_library
 from gpumemnet.errors import InvalidRequestError, MissingExtraError
 from gpumemnet.extract.extraction import DEFAULT_GPU, check_batch_size
@@ -138,7 +141,7 @@ class TraceOptions(TrainingOptions):
                 raise InvalidRequestError(f"must not be negative, but is {describe(value)}", name)
 
     @property
-    def optimizer_settings(self) -> dict[str, Any]:
+    def optimizer_settings(self) -> Document:
         """Arguments of a named optimizer that differ from its usual ones."""
         decay = {} if self.weight_decay is None else {"weight_decay": self.weight_decay}
         return decay | ({"nesterov": True} if self.nesterov else {})
@@ -401,7 +404,7 @@ def trace_file(
     return answer_from_dict(answer)
 
 
-def _trace_in_child(document: dict[str, Any]) -> dict[str, Any]:
+def _trace_in_child(document: Document) -> Document:
     request = request_from_dict(document)
     with factory_model(document, request.options) as (model, inputs, options, guesses):
         answer = trace_request(model, inputs, replace(request, options=options))

@@ -26,7 +26,14 @@ from gpumemnet.extract.known_layouts import meta_like
 from gpumemnet.extract.placement import NEEDS_VALUES, READS_VALUE_BELOW, MissingValues, one
 from gpumemnet.sandbox.user_code import UnknownValueError, is_user_code
 from gpumemnet.torch_private import script as names
-from gpumemnet.torch_private.names import aten, least_sized, schema, tree_leaves
+from gpumemnet.torch_private.names import (
+    Arguments,
+    Keywords,
+    aten,
+    least_sized,
+    schema,
+    tree_leaves,
+)
 from gpumemnet.tracing.script.branches import Place, place_of
 
 _CONDITIONS: Final = frozenset({"__bool__", "__contains__"})
@@ -97,7 +104,7 @@ class GuessedValues(MissingValues):
         )
 
     def result(
-        self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: UnknownValueError
+        self, operator: Any, args: Arguments, kwargs: Keywords, error: UnknownValueError
     ) -> Any:
         """Return an output of the largest possible shape.
 
@@ -308,13 +315,13 @@ def selection_of(operator: Any, share: float) -> Callable[..., tuple[Any, str]] 
     return partial(guess, share=share) if guess and selects(operator) else guess
 
 
-def guess_of(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Guess | None:
+def guess_of(operator: Any, args: Arguments, kwargs: Mapping[str, Any]) -> _Guess | None:
     """Return the guess for an operator, ``None`` if there is none."""
     guess = _GUESSES.get(schema(operator).name)
     return guess if guess or operator.namespace in _OWN else _foreign(operator, args, kwargs)
 
 
-def _foreign(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Guess | None:
+def _foreign(operator: Any, args: Arguments, kwargs: Mapping[str, Any]) -> _Guess | None:
     """Return the guess for an operator that is not PyTorch's; ``None`` if it returns several
     tensors, or numbers."""
     returns = [str(value.type) for value in schema(operator).returns]

@@ -27,7 +27,9 @@ from gpumemnet.extract.known_layouts import argument_tensors
 from gpumemnet.extract.module_calls import ModulePath
 from gpumemnet.launchers.host_memory import HostTensors
 from gpumemnet.torch_private.names import (
+    Arguments,
     DispatchMode,
+    Keywords,
     aten,
     backward_runs,
     dense_parts,
@@ -116,7 +118,7 @@ class Recorder(DispatchMode):
         modules: ModulePath,
         platform: Platform,
         *,
-        run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | None = None,
+        run: Callable[[Any, Arguments, Keywords], Any] | None = None,
     ) -> None:
         super().__init__()
         self._run = run or (lambda func, args, kwargs: func(*args, **kwargs))
@@ -408,7 +410,7 @@ class Recorder(DispatchMode):
         self._references.clear()
         self._live.clear()
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, func: Any, args: Arguments, kwargs: Keywords) -> Any:
         """Run an operator, and record what it allocates."""
         watched = self._kinds.get(func)
         if watched is None:
@@ -459,7 +461,7 @@ class Recorder(DispatchMode):
     def ran(
         self,
         func: Any,
-        args: tuple[Any, ...],
+        args: Arguments,
         kwargs: Mapping[str, Any],
         outputs: Sequence[Tensor],
         fresh: Sequence[Tensor],

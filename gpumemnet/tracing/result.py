@@ -12,7 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from gpumemnet.atomic_files import from_json
+from gpumemnet.atomic_files import (
+    Document,
+    from_json,
+)
 from gpumemnet.gpu import NO, UNKNOWN, YES, verdict
 from gpumemnet.launchers.pipeline_stages import RankPeak
 from gpumemnet.units import GIB, MIB, ceil_mib
@@ -237,7 +240,7 @@ class TraceAnswer:
     max_batch_size: int | None = None
     gpus: tuple[GpuFit, ...] = ()
     curve: Curve | None = None
-    job: dict[str, Any] | None = None
+    job: Document | None = None
     ranks: int = 1
     by_rank: tuple[RankPeak, ...] = ()
     convolution_workspaces: str | None = None
@@ -274,7 +277,7 @@ class TraceAnswer:
         return f"<TraceAnswer: {self.model}, batch size {self.batch_size}: {amounts} on {self.gpu}>"
 
 
-def answer_to_dict(answer: TraceAnswer) -> dict[str, Any]:
+def answer_to_dict(answer: TraceAnswer) -> Document:
     """Return the answer as a JSON object, with its verdict."""
     document = asdict(answer) | {"verdict": answer.verdict}
     if answer.host is not None:

@@ -33,6 +33,9 @@ from gpumemnet.physics.element_types import (
 )
 from gpumemnet.torch_private import training
 from gpumemnet.torch_private.names import (
+    Arguments,
+    Function,
+    Keywords,
     aten,
     find_operator,
     is_view,
@@ -83,7 +86,7 @@ def _in_region(kernel: Kernel) -> Kernel:
     """Return a kernel that runs ``kernel`` inside a region of autocast, and the operator itself
     elsewhere."""
 
-    def run(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def run(original: Function, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_autocast_enabled("cuda"):
             return original(*args, **kwargs)
         torch.set_autocast_enabled("cuda", False)
@@ -95,17 +98,17 @@ def _in_region(kernel: Kernel) -> Kernel:
     return run
 
 
-def _lower_precision(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _lower_precision(original: Function, *args: Any, **kwargs: Any) -> Any:
     # Factors lie on one device: beside a meta tensor, small ones with values are on the GPU too.
     has_meta = any(map(_is_castable, argument_tensors(args, kwargs)))
     return _with_casts(original, torch.get_autocast_dtype("cuda"), args, kwargs, has_meta)
 
 
-def _float32(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _float32(original: Function, *args: Any, **kwargs: Any) -> Any:
     return _with_casts(original, torch.float32, args, kwargs)
 
 
-def _promote(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _promote(original: Function, *args: Any, **kwargs: Any) -> Any:
     lower = torch.get_autocast_dtype("cuda")
     widest = lower
     for tensor in filter(_is_castable, argument_tensors(args, kwargs)):
@@ -116,9 +119,7 @@ def _promote(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return _with_casts(original, widest, args, kwargs)
 
 
-def _float32_result(
-    position: int | None, original: Callable[..., Any], *args: Any, **kwargs: Any
-) -> Any:
+def _float32_result(position: int | None, original: Function, *args: Any, **kwargs: Any) -> Any:
     if _is_castable(args[0]):
         if position is not None and len(args) > position:
             args = (
@@ -131,26 +132,24 @@ def _float32_result(
     return original(*args, **kwargs)
 
 
-def _float32_appended(
-    with_dtype: Any, original: Callable[..., Any], *args: Any, **kwargs: Any
-) -> Any:
+def _float32_appended(with_dtype: Any, original: Function, *args: Any, **kwargs: Any) -> Any:
     defaults = (2,) if len(args) == 1 else ()
     return with_dtype(
         *args, *defaults, **kwargs, dtype=torch.float32 if _is_castable(args[0]) else args[0].dtype
     )
 
 
-def _banned(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _banned(original: Function, *args: Any, **kwargs: Any) -> Any:
     raise RuntimeError(
         "binary_cross_entropy is unsafe under autocast: use binary_cross_entropy_with_logits, without the sigmoid"
     )
 
 
 def _with_casts(
-    original: Callable[..., Any],
+    original: Function,
     dtype: torch.dtype,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    args: Arguments,
+    kwargs: Keywords,
     with_real: bool = False,
 ) -> Any:
     """Call with cast tensors: the last argument is cast first, as GCC compiles it, and the first
@@ -270,7 +269,7 @@ def _clearing(original: Callable[[], None]) -> Callable[[], None]:
     return clear_autocast_cache
 
 
-def _cast_as_cuda(original: Callable[..., Any]) -> Callable[..., Any]:
+def _cast_as_cuda(original: Function) -> Function:
     """For ``custom_fwd(cast_inputs=…)``: cast meta tensors where it names ``cuda``."""
 
     def cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:

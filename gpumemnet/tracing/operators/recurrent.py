@@ -13,7 +13,7 @@ projection, are not replaced.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import zip_longest
 from typing import Any, Final, NamedTuple
@@ -22,7 +22,10 @@ import torch
 from torch import Tensor
 
 from gpumemnet.physics.saved_tensors import reserve_elements
-from gpumemnet.torch_private.names import aten
+from gpumemnet.torch_private.names import (
+    Function,
+    aten,
+)
 from gpumemnet.tracing.operators.rules import (
     OVERRIDES,
     SCRATCH_RULES,
@@ -40,7 +43,7 @@ _CUDNN_TYPES: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float
 
 def _layers(
     kind: str,
-    original: Callable[..., Any],
+    original: Function,
     input: Tensor,
     hx: Any,
     params: Sequence[Tensor],
@@ -79,7 +82,7 @@ def _layers(
 
 
 def _packed_layers(
-    kind: str, original: Callable[..., Any], data: Tensor, batch_sizes: Tensor, *arguments: Any
+    kind: str, original: Function, data: Tensor, batch_sizes: Tensor, *arguments: Any
 ) -> Any:
     return _layers(  # type: ignore[misc]  # of the arguments, all but the last two are given
         kind, original, data, *arguments, batch_first=False, batch_sizes=batch_sizes
@@ -173,7 +176,7 @@ def _weight_gradients(
 
 
 def _lstm_cell(
-    original: Callable[..., Any],
+    original: Function,
     input: Tensor,
     hx: Sequence[Tensor],
     w_ih: Tensor,
@@ -187,7 +190,7 @@ def _lstm_cell(
 
 
 def _gru_cell(
-    original: Callable[..., Any],
+    original: Function,
     input: Tensor,
     hx: Tensor,
     w_ih: Tensor,
@@ -227,7 +230,7 @@ class _FusedGruCell(torch.autograd.Function):
 
 
 def _ctc_loss(
-    original: Callable[..., Any],
+    original: Function,
     log_probs: Tensor,
     targets: Tensor,
     input_lengths: Sequence[int] | Tensor,

@@ -21,13 +21,17 @@ from torch import Tensor
 
 from gpumemnet.cudnn.session import OFF, CudnnSession, open_session
 from gpumemnet.gpu import DeviceProfile
-from gpumemnet.torch_private.names import OpOverload, schema
+from gpumemnet.torch_private.names import (
+    Function,
+    OpOverload,
+    schema,
+)
 from gpumemnet.tracing.api import TraceOptions
 
 Operator = Any
 """An ``OpOverload`` such as ``torch.ops.aten.dropout.default``."""
 
-Kernel = Callable[..., Any]
+Kernel = Function
 """Called as ``kernel(original, *args, **kwargs)``; ``original(*args, **kwargs)`` is the operator
 without this override."""
 

@@ -27,7 +27,13 @@ import torch
 from torch import Tensor, nn
 
 from gpumemnet.torch_private import compiler as names
-from gpumemnet.torch_private.names import CHECKPOINT_FILE, aten, replaced, without_function_modes
+from gpumemnet.torch_private.names import (
+    CHECKPOINT_FILE,
+    Function,
+    aten,
+    replaced,
+    without_function_modes,
+)
 from gpumemnet.torch_private.script import MODULE_CALL, modes_of_thread, with_modes, without_modes
 from gpumemnet.tracing.recorder import Recorder
 
@@ -71,8 +77,8 @@ class Compiler:
         self._recorder = recorder
         self._on_gpu = on_gpu
         self._note = note
-        self._compile: Callable[..., Any] = names.COMPILE.value()
-        self._call: Callable[..., Any] = MODULE_CALL.value()
+        self._compile: Function = names.COMPILE.value()
+        self._call: Function = MODULE_CALL.value()
         self._modes: Any = ()
         self._dispatch: Any = None
 
@@ -108,11 +114,11 @@ class Compiler:
 
     def compiled(
         self,
-        function: Callable[..., Any],
+        function: Function,
         dynamic: bool | None,
         pool: int | None,
         module: nn.Module | None = None,
-    ) -> Callable[..., Any]:
+    ) -> Function:
         """Return ``function`` as it runs where it is compiled.
 
         Args:
@@ -121,7 +127,7 @@ class Compiler:
             pool: the stream whose pool it allocates from; that of the current stream by default.
             module: the module that is called, if one is.
         """
-        graph: Callable[..., Any] | None = None
+        graph: Function | None = None
         parts = _parts(module) if module is not None else []
         is_eager = False
 
@@ -241,7 +247,7 @@ class _ExternKernels:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
+    def __getattr__(self, name: str) -> Function:
         operator = getattr(aten, name.removeprefix("bias_")).default
 
         def run(*args: Any, out: Tensor | None = None, **named: Any) -> Any:
@@ -276,7 +282,7 @@ def _has_children(module: nn.Module) -> bool:
     return next(module.children(), None) is not None
 
 
-def _name(function: Callable[..., Any]) -> str:
+def _name(function: Function) -> str:
     return str(getattr(function, "__qualname__", "a function"))
 
 

@@ -43,6 +43,9 @@ from gpumemnet.extract.placement import (
 from gpumemnet.extract.sparse_tensors import meta_copy
 from gpumemnet.torch_private import script as names
 from gpumemnet.torch_private.names import (
+    Arguments,
+    Function,
+    Keywords,
     dense_parts,
     is_sparse,
     read_number,
@@ -165,17 +168,17 @@ class GpuRequests(TorchFunctionMode):
         named.pop("device", None)  # that of the type
         return make(Tensor, *args, **named).to(GPU)
 
-    def _read_lists(self, lists: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _read_lists(self, lists: Arguments) -> Arguments:
         """Read the numbers of tensors in lists, which PyTorch does where no mode sees it."""
         with self:
-            read: tuple[Any, ...] = map_tensors(lists, torch.Tensor.item)
+            read: Arguments = map_tensors(lists, torch.Tensor.item)
         return read
 
     def __torch_function__(
         self,
-        func: Callable[..., Any],
+        func: Function,
         types: Sequence[type],
-        args: tuple[Any, ...] = (),
+        args: Arguments = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         named = dict(kwargs or {})
@@ -329,7 +332,7 @@ class GpuRequests(TorchFunctionMode):
             self._values.learn(func, args, result)
         return result
 
-    def _draw(self, func: Callable[..., Any], made: Tensor) -> None:
+    def _draw(self, func: Function, made: Tensor) -> None:
         """What is drawn on the GPU may be anything, but a mask of many has its share."""
         if func in _DRAWS and made.is_meta:
             self.numbers.draw(made, partial(_DRAWS[func], made.shape, dtype=made.dtype))
@@ -355,7 +358,7 @@ class GpuRequests(TorchFunctionMode):
         return result
 
     def _follow_arguments(
-        self, func: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any], result: object
+        self, func: Function, args: Arguments, named: Keywords, result: object
     ) -> None:
         """A function of a tensor on the GPU returns tensors there: PyTorch allocates some of them
         within the function, on the device that this tensor has in the trace."""
@@ -416,9 +419,7 @@ class GpuRequests(TorchFunctionMode):
         device = GPU if folder == "torch.cuda" else _HOST
         return self._move(Tensor.to, given, (device, element_type), {})
 
-    def _attribute(
-        self, func: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
-    ) -> Any:
+    def _attribute(self, func: Function, args: Arguments, named: Keywords) -> Any:
         """Return ``tensor.device`` and the like as on a GPU; PyTorch's own code sees the meta
         device."""
         name = getattr(getattr(func, "__self__", None), "__name__", "")
@@ -432,9 +433,7 @@ class GpuRequests(TorchFunctionMode):
         device = _META if is_for_torch else self._observer.device_of(args[0])
         return device if name == "device" else device.type == kinds[name]
 
-    def _move(
-        self, func: Callable[..., Any], given: Tensor, args: tuple[Any, ...], named: dict[str, Any]
-    ) -> Tensor:
+    def _move(self, func: Function, given: Tensor, args: Arguments, named: Keywords) -> Tensor:
         """Run ``to``, ``cuda`` or ``cpu``: a new tensor if its device or type changes."""
         is_on_gpu = self._observer.device_of(given) == GPU
         if func is Tensor.cpu:
@@ -581,7 +580,7 @@ def _tensor_type(kind: Any) -> tuple[str, torch.dtype]:
 
 
 def parse_target(
-    args: tuple[Any, ...], named: Mapping[str, Any], observer: ScriptObserver
+    args: Arguments, named: Mapping[str, Any], observer: ScriptObserver
 ) -> tuple[torch.device | None, torch.dtype | None, bool]:
     """Return device, type and copy of a call of ``to``."""
     device: Any = named.get("device")
@@ -622,7 +621,7 @@ def keeps_numbers(tensor: Tensor) -> bool:
     return is_plain and keeps_values(tensor)
 
 
-def _is_constant(func: Callable[..., Any], args: tuple[Any, ...], made: Tensor) -> bool:
+def _is_constant(func: Function, args: Arguments, made: Tensor) -> bool:
     """Whether a tensor is made of numbers, such as a learning rate or steps of time, which code
     compares."""
     is_number = bool(args) and type(args[0]) in (int, float)
@@ -646,5 +645,5 @@ def called_from(folder: str, *excepted: str) -> bool:
     return file.startswith(folder) and not (excepted and file.startswith(excepted))
 
 
-def _name_of(func: Callable[..., Any]) -> str:
+def _name_of(func: Function) -> str:
     return str(resolve_name(func) or getattr(func, "__name__", func)).removeprefix("torch.")

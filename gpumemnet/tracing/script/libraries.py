@@ -36,6 +36,7 @@ from torch.optim import Optimizer
 from gpumemnet.errors import ExtractError
 from gpumemnet.gpu import DeviceProfile
 from gpumemnet.launchers.programs import DRIVER
+from gpumemnet.torch_private.names import Function
 from gpumemnet.tracing.script.branches import is_guarded
 
 COMPILED: Final = (
@@ -202,7 +203,7 @@ class _FlashAttention(Loader):
     def exec_module(self, module: Any) -> None:
         """Let a module have what scripts name: two functions work, others say that they are missing."""
 
-        def named(name: str) -> Callable[..., Any]:
+        def named(name: str) -> Function:
             if name.startswith("__"):
                 raise AttributeError(name)
             return _KERNELS.get(name) or partial(_is_missing, name)
@@ -326,7 +327,7 @@ def _accumulate_once(module: Any, note: Callable[[str], None]) -> None:
     that of an earlier pass of the step, which found gradients, too: they take no more memory."""
     if not hasattr(module.Trainer, "create_accelerator_and_postprocess"):
         return  # an older one
-    run: Callable[..., Any] = module.Trainer.training_step
+    run: Function = module.Trainer.training_step
     passes: list[tuple[dict[str, Any], Any]] = []
 
     def step(trainer: Any, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
@@ -425,7 +426,7 @@ def _validate_last(module: Any) -> None:
     it counts to; epochs give two batches from then on, whose gradients make a step."""
     kind: Any = getattr(module, "_TrainingEpochLoop", None) or module.TrainingEpochLoop
     count = kind.on_advance_end.__code__.co_argcount - 1  # 0 in versions before 2.2
-    run: Callable[..., Any] = kind.advance
+    run: Function = kind.advance
     most = [math.inf]
 
     def accumulated(loop: Any) -> bool:
@@ -457,7 +458,7 @@ _HANDLES: Final = ("Index", "UUID", "PciBusId", "Serial")
 def _build_what_can_be(module: Any, note: Callable[[str], None]) -> None:
     """Let code go on that builds an extension of CUDA code as it is imported: it may not call it."""
 
-    def built(build: Callable[..., Any], name: str, *args: Any, **named: Any) -> Any:
+    def built(build: Function, name: str, *args: Any, **named: Any) -> Any:
         given = signature(build).bind_partial(name, *args, **named).arguments
         if not given.get("cuda_sources") and ".cu" not in str(given.get("sources")):
             return build(name, *args, **named)
@@ -493,7 +494,7 @@ def _answer_nvml(
     def processes(handle: object) -> list[SimpleNamespace]:
         return [SimpleNamespace(pid=os.getpid(), usedGpuMemory=memory()[0])]
 
-    answers: dict[str, Callable[..., Any]] = {
+    answers: dict[str, Function] = {
         **dict.fromkeys(("nvmlInit", "nvmlInitWithFlags", "nvmlShutdown"), lambda *flags: None),
         "nvmlDeviceGetCount": lambda: count,
         **{f"nvmlDeviceGetHandleBy{key}": lambda value: value for key in _HANDLES},

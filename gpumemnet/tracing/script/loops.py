@@ -47,6 +47,7 @@ import torch
 from torch import nn
 
 from gpumemnet.sandbox.user_code import fault_sentence, is_user_code
+from gpumemnet.torch_private.names import Arguments, Function
 from gpumemnet.torch_private.script import TRAINING_FILES
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.script import changed_code as code
@@ -237,11 +238,11 @@ class Loops:
         self._batches = batches
         self._recorder, self._is_inside, self.trained = recorder, is_inside, trained
         self._is_cut, self._generates, self._number_of = is_cut, generates, number_of
-        self._conditions: dict[tuple[Any, ...], _Condition] = {}
-        self._asked: dict[tuple[Any, ...], tuple[tuple[int, int], int]] = {}
+        self._conditions: dict[Arguments, _Condition] = {}
+        self._asked: dict[Arguments, tuple[tuple[int, int], int]] = {}
         """Place of a condition → the step and batch at which it was asked for last, and how often
         before: each of several milestones is a condition of its own."""
-        self._vary: set[tuple[Any, ...]] = set()
+        self._vary: set[Arguments] = set()
         """Places of conditions on numbers that are no counters, such as letters of a text."""
         self.waiting: dict[str, None] = {}
         """Places of conditions on counters that were never so, or always."""
@@ -271,7 +272,7 @@ class Loops:
         """Errors after which the run went on → whether it had trained for long enough."""
         self._errors_left = _MOST_ERRORS
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> Arguments:
         return _Nowhere, ()  # datasets hashes functions with what they name
 
     def rounds(
@@ -392,8 +393,8 @@ class Loops:
 
     def condition(
         self,
-        about: tuple[Any, ...],
-        holds_at: Callable[..., Any],
+        about: Arguments,
+        holds_at: Function,
         collection: Any,
         *given: Any,
     ) -> Any:
@@ -546,7 +547,7 @@ class Loops:
             code.CONTINUES: self.continues_after_error,
         }
         # Such modules may run again: a plan traces the script's model anew.
-        later: dict[str, Callable[..., Any]] = {
+        later: dict[str, Function] = {
             code.ROUNDS: lambda place, *items: items[0] if items else iter(int, 1),
             code.CONDITION: lambda about, holds_at, _, *values: holds_at(*values),
             code.DUE: lambda place: False,

@@ -25,6 +25,8 @@ from gpumemnet.extract.module_calls import tensors_in
 from gpumemnet.sandbox.process import shorten_alarm
 from gpumemnet.sandbox.user_code import user_calls
 from gpumemnet.torch_private.names import (
+    Arguments,
+    Keywords,
     dense_parts,
     id_of_storage,
     leaves_of,
@@ -102,7 +104,7 @@ class ScriptObserver:
     def __init__(
         self,
         platform: Platform,
-        run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any],
+        run: Callable[[Any, Arguments, Keywords], Any],
         more_seconds: float,
         resized: tuple[int, int] | None,
         used: Callable[[], None],

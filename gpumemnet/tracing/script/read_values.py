@@ -32,6 +32,9 @@ from gpumemnet.extract.placement import (
 from gpumemnet.sandbox.user_code import UnknownValueError, running_line
 from gpumemnet.torch_private import script as names
 from gpumemnet.torch_private.names import (
+    Arguments,
+    Function,
+    Keywords,
     aten,
     operator_name,
     schema,
@@ -111,7 +114,7 @@ _SMALL_NUMBER: Final = 1e-30
 """What it is otherwise: unlike 0 it has a logarithm, and can be divided by."""
 
 
-def _layout(tensor: Tensor) -> tuple[Any, ...]:
+def _layout(tensor: Tensor) -> Arguments:
     return storage_id(tensor), tensor.storage_offset(), tensor.size(), tensor.stride()
 
 
@@ -171,7 +174,7 @@ class ReadValues(MissingValues):
         return self.on_host(function, tensor, is_lost=True)
 
     def result(
-        self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: UnknownValueError
+        self, operator: Any, args: Arguments, kwargs: Keywords, error: UnknownValueError
     ) -> Any:
         """Return what is read: a truth value or a number; an operator that selects elements selects
         its share.
@@ -301,7 +304,7 @@ class ReadValues(MissingValues):
         self._assumed[tensor] = False
         return tensor
 
-    def picked(self, operator: Any, args: tuple[Any, ...], result: Any) -> Any:
+    def picked(self, operator: Any, args: Arguments, result: Any) -> Any:
         """Return the result of an operator on meta tensors; where it picks among a few candidates,
         with real numbers."""
         if operator not in _PICKS:
@@ -334,8 +337,8 @@ class ReadValues(MissingValues):
 
     def learn(
         self,
-        func: Callable[..., Any],
-        args: tuple[Any, ...],
+        func: Function,
+        args: Arguments,
         result: object,
     ) -> None:
         """Learn from a call what the truth of its result is, if that is known whatever the values
@@ -417,7 +420,7 @@ class ReadValues(MissingValues):
             if tensor.untyped_storage().nbytes() == tensor.nbytes:
                 self.numbers.keep(tensor, torch.tensor(number))
 
-    def _most(self, func: Callable[..., Any], args: tuple[Any, ...]) -> float:
+    def _most(self, func: Function, args: Arguments) -> float:
         """Return the share of the elements of a result that are not 0, at most."""
         if func in _FILLS and getattr(args[1], "dtype", 0) == torch.bool:
             func, args = torch.where, (*args[1:], args[0])
@@ -445,7 +448,7 @@ class ReadValues(MissingValues):
     def _selected(self, mask: Tensor) -> float:
         return mask.numel() * self._share(mask)
 
-    def _truth(self, func: Callable[..., Any], args: tuple[Any, ...]) -> bool | None:
+    def _truth(self, func: Function, args: Arguments) -> bool | None:
         if func in _NEVER or func in _ALWAYS:
             return func in _ALWAYS
         if (func in _EQUAL or func in _UNEQUAL) and args[0] is args[1]:
@@ -466,7 +469,7 @@ class ReadValues(MissingValues):
                 return decides if decides in known else not decides
         return None
 
-    def _known(self, tensor: Tensor, func: Callable[..., Any]) -> bool | None:
+    def _known(self, tensor: Tensor, func: Function) -> bool | None:
         """Return what all elements of ``tensor`` are, if that is known."""
         if tensor.is_meta or func not in _OR | _AND or tensor.dtype != torch.bool:
             return self._truths.get(tensor)
@@ -503,7 +506,7 @@ class _ReadNumber:
     def __hash__(self) -> int:
         return super().__hash__()
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> Arguments:
         number = _plain(self)
         return type(number), (number,)
 
@@ -535,7 +538,7 @@ def _usual(number: Any) -> Any:
     return number.usual if isinstance(number, _ReadNumber) else number
 
 
-def _comparing(compare: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+def _comparing(compare: Callable[[Any, Any], Any]) -> Function:
     def compared(self: Any, other: Any) -> Any:
         if not isinstance(other, int | float):
             return NotImplemented
@@ -553,7 +556,7 @@ def _comparing(compare: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     return compared
 
 
-def _computing(compute: Callable[..., Any]) -> Callable[..., Any]:
+def _computing(compute: Function) -> Function:
     def result(*numbers: Any) -> Any:
         try:
             return compute(*numbers)
@@ -571,7 +574,7 @@ def _computing(compute: Callable[..., Any]) -> Callable[..., Any]:
     return computed
 
 
-def _reflected(compute: Callable[..., Any]) -> Callable[..., Any]:
+def _reflected(compute: Function) -> Function:
     return lambda right, left: compute(left, right)
 
 

@@ -26,7 +26,12 @@ import torch
 from numpy import ndarray
 from torch import Tensor, nn
 
-from gpumemnet.torch_private.names import storage_id, tree_map_only, without_function_modes
+from gpumemnet.torch_private.names import (
+    Function,
+    storage_id,
+    tree_map_only,
+    without_function_modes,
+)
 from gpumemnet.torch_private.script import unseen
 from gpumemnet.tracing.recorder import RecordedPass, Recorder
 
@@ -96,7 +101,7 @@ class RepeatedPasses:
         """Run each model again before its pass is recorded again."""
         self._known.clear()
 
-    def around(self, call: Callable[..., Any], *, turns_off: bool = False) -> Callable[..., Any]:
+    def around(self, call: Function, *, turns_off: bool = False) -> Function:
         """Return what takes the place of ``Module.__call__``, or of a function that ``turns_off``
         gradients."""
 
@@ -130,7 +135,7 @@ class RepeatedPasses:
 
         return run
 
-    def around_decorator(self, decorate: Callable[..., Any]) -> Callable[..., Any]:
+    def around_decorator(self, decorate: Function) -> Function:
         """Return what takes the place of how a context such as ``torch.no_grad()`` decorates."""
 
         def decorated(context: Any, function: Any) -> Any:

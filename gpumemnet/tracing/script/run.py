@@ -17,13 +17,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Final
 from unittest.mock import patch
 
 import torch
 
 from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.allocator.settings import parse_settings, settings_text
+from gpumemnet.atomic_files import Document
 from gpumemnet.errors import CodeEndedError, ExtractError, GpumemnetError, InvalidRequestError
 from gpumemnet.extract.factory import compile_file
 from gpumemnet.extract.placement import KnownValues, launches_do_nothing
@@ -172,7 +173,7 @@ class ScriptCall:
     is_module: bool = False
     ranks: int | None = None
     assumptions: Assumptions = USUAL
-    continued: Callable[[dict[str, Any]], ScriptCall] | None = None
+    continued: Callable[[Document], ScriptCall] | None = None
     best_effort: bool = False
     more_seconds: float = 20.0
     change: Callable[[ast.Module], ast.Module] = lambda tree: tree
@@ -222,7 +223,7 @@ class ScriptRun:
 
 def result_of_script(run: ScriptRun, call: ScriptCall, with_curve: bool = False) -> TraceAnswer:
     """Return the answer for a run of ``call``; ``with_curve`` includes the memory over one step."""
-    arguments: dict[str, Any] = {
+    arguments: Document = {
         "platform": call.platform,
         "settings": run.settings,
         "model": run.model,
@@ -289,7 +290,7 @@ def run_script(call: ScriptCall) -> ScriptRun:
     declare_torchvision_operators()
     take_process()
 
-    def continues(request: dict[str, Any]) -> None:
+    def continues(request: Document) -> None:
         nonlocal call
         torch.set_num_threads(1)  # those of the process that it is forked from are not here
         if call.continued is not None:

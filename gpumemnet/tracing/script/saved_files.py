@@ -38,7 +38,11 @@ from torch.serialization import skip_data
 
 from gpumemnet.extract.known_layouts import meta_like
 from gpumemnet.sandbox.checkpoint import is_own_process, started
-from gpumemnet.torch_private.names import replaced, without_function_modes
+from gpumemnet.torch_private.names import (
+    Function,
+    replaced,
+    without_function_modes,
+)
 from gpumemnet.torch_private.script import (
     COPY_FILE,
     FAKE_TENSORS,
@@ -147,7 +151,7 @@ class SavedFiles:
                 self._opened.discard(new)
                 self._keep(old, new)
 
-        def following(copy: Callable[..., Any]) -> Callable[..., Any]:
+        def following(copy: Function) -> Function:
             def copied(source: Any, target: Any, **kwargs: Any) -> Any:
                 self._follows(source, target)
                 result = copy(source, target, **kwargs)

@@ -16,7 +16,10 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.allocator.settings import AllocatorSettings
-from gpumemnet.atomic_files import from_json
+from gpumemnet.atomic_files import (
+    Document,
+    from_json,
+)
 from gpumemnet.cudnn.session import OFF
 from gpumemnet.errors import ExtractError
 from gpumemnet.extract.extraction import DEFAULT_GPU
@@ -130,7 +133,7 @@ def trace_script(
         is_late = False
 
         def answered(
-            child: Callable[[dict[str, Any]], Any], assumptions: Assumptions, rank: int = 0
+            child: Callable[[Document], Any], assumptions: Assumptions, rank: int = 0
         ) -> TraceAnswer:
             nonlocal is_late
             # With half of the elements, too, the run should come to where it took the most.
@@ -170,9 +173,7 @@ def trace_script(
     return replace(largest, by_rank=peaks, notes=(*notes, *largest.notes))
 
 
-def script_document(
-    script: Path | str, arguments: Sequence[str], is_module: bool
-) -> dict[str, Any]:
+def script_document(script: Path | str, arguments: Sequence[str], is_module: bool) -> Document:
     """Return a script for :func:`script_call`; arguments as for :func:`trace_script`."""
     return {
         "script": str(script) if is_module else str(existing_file(str(script))),
@@ -181,7 +182,7 @@ def script_document(
     }
 
 
-def _trace_in_child(document: dict[str, Any]) -> dict[str, Any]:
+def _trace_in_child(document: Document) -> Document:
     request = request_from_dict(document)
     with inheriting(document, request.gpu, _trace_program) as programs:
         found: list[TraceAnswer] = []
@@ -214,7 +215,7 @@ def _trace_in_child(document: dict[str, Any]) -> dict[str, Any]:
     return answer_to_dict(answer)
 
 
-def _trace_program(document: dict[str, Any], programs: Programs) -> None:
+def _trace_program(document: Document, programs: Programs) -> None:
     """Trace a program that a script has started, and report its answer."""
     answer = trace_in_process(
         document, programs, seen=lambda answer: programs.seen(answer_to_dict(answer))
@@ -223,7 +224,7 @@ def _trace_program(document: dict[str, Any], programs: Programs) -> None:
 
 
 def trace_in_process(
-    document: dict[str, Any],
+    document: Document,
     programs: Programs,
     seen: Callable[[TraceAnswer], None] | None = None,
 ) -> TraceAnswer:
@@ -252,7 +253,7 @@ def trace_in_process(
     )
     extras = request.extras
 
-    def continued(later: dict[str, Any]) -> ScriptCall:
+    def continued(later: Document) -> ScriptCall:
         programs.begin(later, request.gpu)
         return _continued(call, later)
 
@@ -264,15 +265,13 @@ def trace_in_process(
     return replace(answer, notes=(*answer.notes, *notes))
 
 
-def _continued(call: ScriptCall, document: dict[str, Any]) -> ScriptCall:
+def _continued(call: ScriptCall, document: Document) -> ScriptCall:
     """Return a call with what differs between the requests for one script."""
     assumptions = from_json(Assumptions, document["assumptions"])
     return replace(call, assumptions=assumptions, more_seconds=document["more_seconds"])
 
 
-def script_call(
-    document: dict[str, Any], request: TraceRequest
-) -> tuple[ScriptCall, tuple[str, ...]]:
+def script_call(document: Document, request: TraceRequest) -> tuple[ScriptCall, tuple[str, ...]]:
     """Return a script that runs alone on a GPU, with notes on the GPU."""
     _LOG.info("importing torch")
     from gpumemnet.tracing.operators.rules import Platform, with_cudnn
