@@ -36,6 +36,8 @@ from gpumemnet.torch_private.names import (
 )
 from gpumemnet.tracing.script.branches import Place, place_of
 
+_Guessed = tuple[Any, str]
+"""The result of an operator, and in words what it was taken to be."""
 _CONDITIONS: Final = frozenset({"__bool__", "__contains__"})
 _ARRAYS: Final = frozenset({"tolist", "numpy", "__array__"})
 _MAX_VALUES: Final = 2**24
@@ -119,7 +121,7 @@ class GuessedValues(MissingValues):
         return result
 
 
-_Guess = Callable[..., tuple[Any, str]]
+_Guess = Callable[..., _Guessed]
 """Called with the operator's arguments; returns its output, and the guess in words."""
 
 
@@ -131,29 +133,27 @@ def _numpy_type(dtype: torch.dtype) -> np.dtype[Any]:
     return np.dtype("float32" if dtype == torch.bfloat16 else str(dtype).removeprefix("torch."))
 
 
-def _scalar(tensor: Tensor, *others: Any) -> tuple[Any, str]:
+def _scalar(tensor: Tensor, *others: Any) -> _Guessed:
     return one(tensor.dtype), "was taken to be 1"
 
 
-def _true(*tensors: Any) -> tuple[Any, str]:
+def _true(*tensors: Any) -> _Guessed:
     return True, "was taken to be true"
 
 
-def _nonzero(tensor: Tensor, *, share: float = 1) -> tuple[Any, str]:
+def _nonzero(tensor: Tensor, *, share: float = 1) -> _Guessed:
     return _empty(
         _part(tensor.numel(), share), tensor.ndim
     ), f"was taken to find {_of(tensor.numel(), share)} elements"
 
 
-def _masked_select(tensor: Tensor, mask: Tensor, *, share: float = 1) -> tuple[Any, str]:
+def _masked_select(tensor: Tensor, mask: Tensor, *, share: float = 1) -> _Guessed:
     elements = torch.broadcast_shapes(tensor.shape, mask.shape).numel()  # type: ignore[no-untyped-call]
     kept = _empty(_part(elements, share), dtype=tensor.dtype)
     return kept, f"was taken to keep {_of(elements, share)} elements"
 
 
-def _indexed(
-    tensor: Tensor, indices: Sequence[Tensor | None], *, share: float = 1
-) -> tuple[Any, str]:
+def _indexed(tensor: Tensor, indices: Sequence[Tensor | None], *, share: float = 1) -> _Guessed:
     """Index with masks: each mask selects all of its elements, or the same share of them."""
     numbers: list[Tensor | None] = []
     elements = 0
@@ -176,7 +176,7 @@ def _unique(
     *,
     dim: int | None = None,
     share: float = 1,
-) -> tuple[Any, str]:
+) -> _Guessed:
     shape = [tensor.numel()] if dim is None else list(tensor.shape)
     places = tensor.shape if dim is None else (shape[dim],)
     elements = shape[dim or 0]
@@ -188,7 +188,7 @@ def _unique(
     ), f"was taken to find {_of(elements, share)} elements different"
 
 
-def _unique_dim(tensor: Tensor, dim: int, *asked: bool, share: float = 1) -> tuple[Any, str]:
+def _unique_dim(tensor: Tensor, dim: int, *asked: bool, share: float = 1) -> _Guessed:
     return _unique(tensor, *asked, dim=dim, share=share)
 
 
@@ -199,13 +199,13 @@ def _unique_consecutive(
     dim: int | None = None,
     *,
     share: float = 1,
-) -> tuple[Any, str]:
+) -> _Guessed:
     return _unique(tensor, True, inverse, counts, dim=dim, share=share)
 
 
 def _sparse(
     tensor: Tensor, *others: Any, share: float = 1, is_csr: bool = False, **named: Any
-) -> tuple[Any, str]:
+) -> _Guessed:
     found = _part(tensor.numel(), share)
     values = _empty(found, dtype=tensor.dtype)
     made = (
@@ -220,7 +220,7 @@ def _sparse(
     return made, f"was taken to find {_of(tensor.numel(), share)} elements that are not zero"
 
 
-def _all_boxes(boxes: Tensor, *others: Any, share: float = 1) -> tuple[Any, str]:
+def _all_boxes(boxes: Tensor, *others: Any, share: float = 1) -> _Guessed:
     return _empty(
         _part(boxes.shape[0], share)
     ), f"was taken to keep {_of(boxes.shape[0], share)} boxes"
@@ -234,7 +234,7 @@ def _of(elements: int, share: float) -> str:
     return f"all {elements:,}" if share == 1 else f"{_part(elements, share):,} of {elements:,}"
 
 
-def _counts(values: Tensor, weights: Tensor | None = None, minlength: int = 0) -> tuple[Any, str]:
+def _counts(values: Tensor, weights: Tensor | None = None, minlength: int = 0) -> _Guessed:
     """Count values: no more kinds than elements, or than the smallest length that the caller asks
     for."""
     kinds = minlength or values.numel()
@@ -248,7 +248,7 @@ def _counts(values: Tensor, weights: Tensor | None = None, minlength: int = 0) -
     return _empty(kinds, dtype=dtype), f"was taken to find values below {kinds:,}"
 
 
-def _packed(sequence: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Any, str]:
+def _packed(sequence: Tensor, lengths: Tensor, batch_first: bool) -> _Guessed:
     batch, steps = sequence.shape[:2] if batch_first else sequence.shape[1::-1]
     whole = torch.full((batch,), steps, dtype=torch.long, device="cpu")
     return aten._pack_padded_sequence.default(
@@ -256,11 +256,11 @@ def _packed(sequence: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Any, 
     ), f"was taken to get samples of {steps:,} steps"
 
 
-def _alike(tensor: Tensor, *others: Any) -> tuple[Any, str]:
+def _alike(tensor: Tensor, *others: Any) -> _Guessed:
     return meta_like(tensor), "was taken to return a tensor like its first"
 
 
-def _not_nested(*tensors: Any) -> tuple[Any, str]:
+def _not_nested(*tensors: Any) -> _Guessed:
     return False, "was taken to be false: positions of padding are computed too"
 
 
@@ -298,7 +298,7 @@ def selects(operator: Any) -> bool:
     return schema(operator).name in _SELECTIONS
 
 
-def selection_of(operator: Any, share: float) -> Callable[..., tuple[Any, str]] | None:
+def selection_of(operator: Any, share: float) -> _Guess | None:
     """Return what takes the place of an operator whose output depends on values; one that selects
     elements selects a share.
 

@@ -44,6 +44,7 @@ from gpumemnet.tracing.operators.rules import (
     Call,
     Platform,
     Scratch,
+    Scratches,
     ceil_div,
     exactly,
     round_up,
@@ -183,7 +184,7 @@ CUDNN_SCORES_LIMIT: Final = 256 * 2**20
 sums of the query."""
 
 
-def _flash_backward(call: Call) -> tuple[Scratch, ...]:
+def _flash_backward(call: Call) -> Scratches:
     query, key = call.arguments["query"], call.arguments["key"]
     batch, heads, rows, width = query.shape
     padded = round_up(rows, 128)
@@ -205,14 +206,14 @@ def _rounded_width(width: int) -> int:
     return round_up(width, 32) if width <= 192 else 256
 
 
-def _copies(call: Call, *names: str) -> tuple[Scratch, ...]:
+def _copies(call: Call, *names: str) -> Scratches:
     """Return the copies of non-contiguous arguments, which the kernel reads as ``[batch, length,
     heads, width]``."""
     transposed = (call.arguments[name].transpose(1, 2) for name in names)
     return exactly("copy", *map(copy_bytes, transposed))
 
 
-def _efficient_forward(call: Call) -> tuple[Scratch, ...]:
+def _efficient_forward(call: Call) -> Scratches:
     """Return the fp32 sums of the output, needed if a head is too wide for a block's registers."""
     query, value = call.arguments["query"], call.arguments["value"]
     if query.element_size() == 4 or value.shape[3] <= 128:
@@ -221,7 +222,7 @@ def _efficient_forward(call: Call) -> tuple[Scratch, ...]:
     return exactly(KIND, batch * heads * rows * value.shape[3] * 4)
 
 
-def _efficient_backward(call: Call) -> tuple[Scratch, ...]:
+def _efficient_backward(call: Call) -> Scratches:
     query, key, value = (call.arguments[name] for name in ("query", "key", "value"))
     batch, heads, rows, _ = query.shape
     # in fp32, PyTorch, not the kernel, sums output x gradient by row
@@ -274,7 +275,7 @@ def _tiles(widest: int, is_half: bool, capability: tuple[int, int]) -> tuple[int
     return LARGE_TILE, LARGE_TILE if is_half and widest <= LARGE_TILE else TILE
 
 
-def _cudnn_backward(call: Call) -> tuple[Scratch, ...]:
+def _cudnn_backward(call: Call) -> Scratches:
     query, key = call.arguments["query"], call.arguments["key"]
     batch, heads, rows, width = query.shape
     row_sums, sums = batch * heads * rows * 4, batch * heads * rows * width * 4
@@ -285,7 +286,7 @@ def _cudnn_backward(call: Call) -> tuple[Scratch, ...]:
     return (Scratch(row_sums + sums, row_sums + max(sums, most), KIND, held=True),)
 
 
-def _safe_softmax(call: Call) -> tuple[Scratch, ...]:
+def _safe_softmax(call: Call) -> Scratches:
     """Return the masks of scores, and of whole rows, that are minus infinity, and a zero
     (``transformers/attention.cpp``)."""
     scores: Tensor = call.arguments["self"]

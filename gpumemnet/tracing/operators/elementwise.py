@@ -73,7 +73,7 @@ from gpumemnet.tracing.operators.rules import (
     SCRATCH_RULES,
     Call,
     Rule,
-    Scratch,
+    Scratches,
     ceil_div,
     exactly,
     round_up,
@@ -122,7 +122,7 @@ def contiguous(*names: str, after: int | None = None) -> Rule:
     for ``after``.
     """
 
-    def copies(call: Call) -> tuple[Scratch, ...]:
+    def copies(call: Call) -> Scratches:
         amounts = (copy_bytes(call.arguments[name]) for name in names)
         return exactly("copy", *amounts, after=after)
 
@@ -132,7 +132,7 @@ def contiguous(*names: str, after: int | None = None) -> Rule:
 def as_laid_out(of: str, *names: str, after: int | None = None) -> Rule:
     """Return a rule for arguments that must have the memory format of the argument ``of``."""
 
-    def copies(call: Call) -> tuple[Scratch, ...]:
+    def copies(call: Call) -> Scratches:
         wanted = memory_format(call.arguments[of])
         amounts = (copy_bytes(call.arguments[name], wanted) for name in names)
         return exactly("copy", *amounts, after=after)
@@ -487,7 +487,7 @@ def radix_sort_bytes(count: int, pair_bytes: int) -> int:
     return count * pair_bytes
 
 
-def _embedding_gradient(call: Call) -> tuple[Scratch, ...]:
+def _embedding_gradient(call: Call) -> Scratches:
     grad: Tensor = call.arguments["grad_output"]
     indices: Tensor = call.arguments["indices"]
     count, by_frequency = indices.numel(), call.arguments["scale_grad_by_freq"]
@@ -525,7 +525,7 @@ def _pieces_bytes(call: Call, grad: Tensor, count: int, index_bytes: int) -> int
     return tables + pieces * width * max(4, grad.element_size())
 
 
-def _indexed_write(call: Call) -> tuple[Scratch, ...]:
+def _indexed_write(call: Call) -> Scratches:
     if not call.arguments["accumulate"] and not torch.are_deterministic_algorithms_enabled():
         return ()  # values are written in any order, without a sort
     indices: Sequence[Tensor | None] = call.arguments["indices"]
@@ -549,7 +549,7 @@ def _indexed_write(call: Call) -> tuple[Scratch, ...]:
     )
 
 
-def _sort(call: Call) -> tuple[Scratch, ...]:
+def _sort(call: Call) -> Scratches:
     tensor: Tensor = call.arguments["self"]
     if not tensor.dim():
         return ()

@@ -76,6 +76,7 @@ from gpumemnet.tracing.operators.rules import (
     Platform,
     Rule,
     Scratch,
+    Scratches,
     exactly,
     tensor_bytes,
 )
@@ -114,7 +115,7 @@ _SORTED_LISTS: Final = 3
 """Flattened indices, their original positions, and where each new index begins."""
 
 
-def sparse_product(matrix: Tensor, dense: Tensor, result: Tensor) -> tuple[Scratch, ...]:
+def sparse_product(matrix: Tensor, dense: Tensor, result: Tensor) -> Scratches:
     """Return the scratch memory of the product of ``matrix`` and ``dense``; nothing for another
     layout than COO."""
     if matrix.layout is not torch.sparse_coo or matrix.ndim > 2:
@@ -138,7 +139,7 @@ def sparse_product(matrix: Tensor, dense: Tensor, result: Tensor) -> tuple[Scrat
     )
 
 
-def _coalescing(matrix: Tensor, count: int) -> tuple[Scratch, ...]:
+def _coalescing(matrix: Tensor, count: int) -> Scratches:
     lists = _SORTED_LISTS * INDEX_BYTES * count
     return (
         *exactly("sort", lists + radix_sort_bytes(count, 2 * INDEX_BYTES), held=False),
@@ -146,7 +147,7 @@ def _coalescing(matrix: Tensor, count: int) -> tuple[Scratch, ...]:
     )
 
 
-def _transform(call: Call) -> tuple[Scratch, ...]:
+def _transform(call: Call) -> Scratches:
     """Scratch memory of a Fourier transform (``aten/src/ATen/native/cuda/SpectralOps.cpp``).
 
     From complex to real it works on a copy, because cuFFT may overwrite its input.  The workspace
@@ -167,7 +168,7 @@ def _matrices(*names: str) -> Rule:
     """Return a rule for two matrices; for dense ones see ``prepare_matrix_for_cublas`` in
     ``ATen/native/cuda/Blas.cpp``."""
 
-    def copies(call: Call) -> tuple[Scratch, ...]:
+    def copies(call: Call) -> Scratches:
         left, right = (call.arguments[name] for name in names)
         if not (left.layout is right.layout is torch.strided):
             return sparse_product(left, right, call.outputs[0])
@@ -470,7 +471,7 @@ def _question(convolution: Convolution, operation: str) -> ConvolutionQuestion:
     )
 
 
-def _forward(call: Call) -> tuple[Scratch, ...]:
+def _forward(call: Call) -> Scratches:
     given: Tensor = call.arguments["input"]
     weight: Tensor = call.arguments["weight"]
     if not call.outputs or not call.outputs[0].numel() or not weight.numel():
@@ -485,7 +486,7 @@ def _forward(call: Call) -> tuple[Scratch, ...]:
     )
 
 
-def _backward(call: Call) -> tuple[Scratch, ...]:
+def _backward(call: Call) -> Scratches:
     """Return the scratch in this order: copies, gradient of the input (with a weight copy), of the
     weight, of the bias."""
     arguments = call.arguments
@@ -515,9 +516,7 @@ def _backward(call: Call) -> tuple[Scratch, ...]:
     return tuple(pieces)
 
 
-def _copied(
-    tensor: Tensor, wanted: torch.memory_format, after: int | None = None
-) -> tuple[Scratch, ...]:
+def _copied(tensor: Tensor, wanted: torch.memory_format, after: int | None = None) -> Scratches:
     return exactly("copy", copy_bytes(tensor, wanted), after=after)
 
 
@@ -553,7 +552,7 @@ def _as_cudnn_sees_it(
 
 def cudnn_workspace(
     convolution: Convolution, operation: str, platform: Platform, after: int | None = None
-) -> tuple[Scratch, ...]:
+) -> Scratches:
     """Return the workspace of one cuDNN call, preceded by the workspaces that its benchmark
     tries."""
     if is_native(convolution):

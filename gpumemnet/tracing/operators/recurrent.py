@@ -30,7 +30,7 @@ from gpumemnet.tracing.operators.rules import (
     OVERRIDES,
     SCRATCH_RULES,
     Call,
-    Scratch,
+    Scratches,
     exactly,
     tensor_bytes,
 )
@@ -289,7 +289,7 @@ OVERRIDES.update(
 )
 
 
-def _packed(call: Call) -> tuple[Scratch, ...]:
+def _packed(call: Call) -> Scratches:
     """Return the copies of the steps before they are joined (``_pack_padded_sequence`` in
     ``native/PackedSequence.cpp``)."""
     return exactly("copy", tensor_bytes(call.outputs[0]), after=0)

@@ -48,7 +48,7 @@ from gpumemnet.tracing.operators.rules import (
     SCRATCH_RULES,
     Call,
     Platform,
-    Scratch,
+    Scratches,
     ceil_div,
     exactly,
     tensor_bytes,
@@ -96,7 +96,7 @@ def reduction_scratch(
     accumulator_bytes: int,
     platform: Platform,
     output_bytes: int | None = None,
-) -> tuple[Scratch, ...]:
+) -> Scratches:
     """Return the buffer for reducing ``tensor`` over ``dims``, and one semaphore per column of
     blocks.
 
@@ -140,7 +140,7 @@ def _scratch(
     accumulator_bytes: int,
     multiprocessors: int,
     threads: int,
-) -> tuple[Scratch, ...]:
+) -> Scratches:
     if not all(shape):
         return ()
     dims = _geometry(shape, strides, reduced)
@@ -259,26 +259,24 @@ def accumulator_bytes(dtype: torch.dtype) -> int:
     return max(4, dtype.itemsize) if dtype.is_floating_point else 8
 
 
-def _sum(call: Call) -> tuple[Scratch, ...]:
+def _sum(call: Call) -> Scratches:
     tensor: Tensor = call.arguments["self"]
     dtype = call.arguments.get("dtype") or tensor.dtype
     return _reduced(tensor, call, accumulator_bytes(dtype), dtype.itemsize)
 
 
-def _moments(call: Call) -> tuple[Scratch, ...]:
+def _moments(call: Call) -> Scratches:
     tensor: Tensor = call.arguments["self"]
     return _reduced(tensor, call, MOMENTS_BYTES, tensor.element_size())
 
 
-def _reduced(
-    tensor: Tensor, call: Call, partial_bytes: int, output_bytes: int
-) -> tuple[Scratch, ...]:
+def _reduced(tensor: Tensor, call: Call, partial_bytes: int, output_bytes: int) -> Scratches:
     return reduction_scratch(
         tensor, call.arguments.get("dim"), partial_bytes, call.platform, output_bytes
     )
 
 
-def _foreach_norm(call: Call) -> tuple[Scratch, ...]:
+def _foreach_norm(call: Call) -> Scratches:
     """Return one partial norm per tensor and chunk of the longest tensor
     (``ATen/native/cuda/ForeachReduceOp.cu``)."""
     tensors: Sequence[Tensor] = call.arguments["self"]
@@ -433,7 +431,7 @@ def batch_norm_blocks(values: int, channels: int) -> int:
     return blocks if blocks >= FEWEST_BLOCKS else 1
 
 
-def _batch_norm(call: Call) -> tuple[Scratch, ...]:
+def _batch_norm(call: Call) -> Scratches:
     tensor: Tensor = call.arguments["input"]
     if not call.arguments["training"]:
         return ()
@@ -450,11 +448,11 @@ def _batch_norm(call: Call) -> tuple[Scratch, ...]:
     return _staged(call, sums=4)
 
 
-def _batch_norm_gradient(call: Call) -> tuple[Scratch, ...]:
+def _batch_norm_gradient(call: Call) -> Scratches:
     return _staged(call, sums=2) if call.arguments["train"] else ()
 
 
-def _staged(call: Call, sums: int) -> tuple[Scratch, ...]:
+def _staged(call: Call, sums: int) -> Scratches:
     """Return ``sums`` numbers of four bytes per channel and block, and one semaphore per block of
     channels."""
     tensor: Tensor = call.arguments["input"]
@@ -474,7 +472,7 @@ def _is_matrix(tensor: Tensor) -> bool:
     return tensor.is_contiguous() and tensor.stride(1) == 1
 
 
-def _group_norm(call: Call) -> tuple[Scratch, ...]:
+def _group_norm(call: Call) -> Scratches:
     """Return a factor and a summand per sample and channel."""
     arguments = call.arguments
     if arguments["HxW"] <= 1 or (arguments["weight"] is None and arguments["bias"] is None):
@@ -482,7 +480,7 @@ def _group_norm(call: Call) -> tuple[Scratch, ...]:
     return 2 * exactly(NORM_KIND, _per_channel(call))
 
 
-def _group_norm_gradient(call: Call) -> tuple[Scratch, ...]:
+def _group_norm_gradient(call: Call) -> Scratches:
     """Return two sums and, for several pixels, a scale per sample and channel, and two factors per
     group."""
     arguments = call.arguments
@@ -502,7 +500,7 @@ def _per_channel(call: Call) -> int:
     )
 
 
-def _layer_norm_gradient(call: Call) -> tuple[Scratch, ...]:
+def _layer_norm_gradient(call: Call) -> Scratches:
     """Return the partial sums for many rows, and the scratch of their reduction
     (``LaunchGammaBetaBackwardCUDAKernel``)."""
     tensor: Tensor = call.arguments["input"]
@@ -527,7 +525,7 @@ def _layer_norm_gradient(call: Call) -> tuple[Scratch, ...]:
     )
 
 
-def _softmax_gradient(call: Call) -> tuple[Scratch, ...]:
+def _softmax_gradient(call: Call) -> Scratches:
     """Return the product of gradient and output, then the copies (``softmax_backward_cuda_out`` in
     ``cuda/SoftMax.cu``)."""
     output: Tensor = call.arguments["output"]

@@ -147,7 +147,9 @@ class Call:
     platform: Platform
 
 
-Rule = Callable[[Call], tuple[Scratch, ...]]
+Scratches = tuple[Scratch, ...]
+"""All that an operator takes for a while."""
+Rule = Callable[[Call], Scratches]
 """Returns the scratch memory of an operator's call."""
 
 SCRATCH_RULES: Final[dict[Any, Rule]] = {}
@@ -175,7 +177,7 @@ def scratch(
     kwargs: Mapping[str, Any],
     outputs: Sequence[Tensor],
     platform: Platform,
-) -> tuple[Scratch, ...]:
+) -> Scratches:
     """Return the scratch memory that one call of ``operator`` allocates on ``platform``, in order.
 
     Args:
@@ -206,7 +208,7 @@ def _named(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 def exactly(
     kind: str, *amounts_bytes: int, held: bool = True, after: int | None = None
-) -> tuple[Scratch, ...]:
+) -> Scratches:
     """Return pieces whose exact sizes are known; none for an amount of 0."""
     return tuple(Scratch(each, each, kind, held, after) for each in amounts_bytes if each)
 

@@ -45,6 +45,8 @@ SECONDS: Final = 30.0
 WENT_ON: Final = "the run went on after errors"
 _READ: Final = "read from the GPU"
 """Parts of notes on errors, and on values."""
+_Parents = dict[ast.AST, ast.AST | None]
+"""The parent of each node of a file's code."""
 _LEAVES: Final = (ast.Continue, ast.Break, ast.Return, ast.Raise)
 _SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)
 _TESTS: Final = (ast.Compare, ast.If, ast.IfExp, ast.While, ast.BoolOp, ast.Match, ast.Subscript)
@@ -166,7 +168,7 @@ def _handled(node: ast.AST) -> set[str]:
 
 
 @cache
-def _node(code: CodeType, instruction: int) -> tuple[ast.AST | None, dict[ast.AST, ast.AST | None]]:
+def _node(code: CodeType, instruction: int) -> tuple[ast.AST | None, _Parents]:
     """Return the node that an instruction belongs to, ``None`` if it is not known, and the parent
     of each node."""
     parents = _parents(code.co_filename) or {}
@@ -265,7 +267,7 @@ def _chooses_a_number(choice: ast.IfExp) -> bool:
     )
 
 
-def _turning_number(node: ast.AST, parents: dict[ast.AST, ast.AST | None]) -> float | None:
+def _turning_number(node: ast.AST, parents: _Parents) -> float | None:
     """Return a number that is not on the side of 0 of what the value at ``node`` is compared
     with."""
     for parent in _ancestors(node, parents):
@@ -280,13 +282,13 @@ def _turning_number(node: ast.AST, parents: dict[ast.AST, ast.AST | None]) -> fl
 
 
 @cache
-def _parents(filename: str) -> dict[ast.AST, ast.AST | None] | None:
+def _parents(filename: str) -> _Parents | None:
     """Return the parent of each node of a file's code."""
     try:
         tree = ast.parse("".join(linecache.getlines(filename)))
     except SyntaxError:
         return None
-    parents: dict[ast.AST, ast.AST | None] = {tree: None}
+    parents: _Parents = {tree: None}
     for node in ast.walk(tree):
         parents.update(dict.fromkeys(ast.iter_child_nodes(node), node))
     return parents
@@ -297,13 +299,13 @@ def _span(node: ast.AST) -> tuple[int | None, ...]:
     return tuple(getattr(node, name, None) for name in names)
 
 
-def _ancestors(node: ast.AST, parents: dict[ast.AST, ast.AST | None]) -> Iterator[ast.AST]:
+def _ancestors(node: ast.AST, parents: _Parents) -> Iterator[ast.AST]:
     while (parent := parents[node]) is not None:
         yield parent
         node = parent
 
 
-def _waits(node: ast.AST, parents: dict[ast.AST, ast.AST | None]) -> ast.While | None:
+def _waits(node: ast.AST, parents: _Parents) -> ast.While | None:
     """Return the ``while`` loop that ``node`` ends, if it does."""
     for parent in _ancestors(node, parents):
         if isinstance(parent, (ast.While, ast.For, *_SCOPES)):
@@ -311,7 +313,7 @@ def _waits(node: ast.AST, parents: dict[ast.AST, ast.AST | None]) -> ast.While |
     return None
 
 
-def _is_chosen(node: ast.AST, parents: dict[ast.AST, ast.AST | None]) -> bool:
+def _is_chosen(node: ast.AST, parents: _Parents) -> bool:
     """Whether a value that is read at ``node`` decides how the code goes on: in a test, or by the
     name that it gets."""
     names: set[str] = set()

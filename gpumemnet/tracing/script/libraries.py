@@ -45,6 +45,8 @@ COMPILED: Final = (
 )
 """What to do about one, in an error."""
 
+_Note = Callable[[str], None]
+"""Called with a note on what is left out."""
 Prepare = Callable[[Any], None]
 """Called with a module that was just imported."""
 
@@ -98,7 +100,7 @@ def preparations(
     device: DeviceProfile,
     memory: Callable[[], tuple[int, int]],
     count: int,
-    note: Callable[[str], None],
+    note: _Note,
 ) -> dict[str, Prepare]:
     """Return what prepares libraries for ``count`` simulated GPUs.
 
@@ -159,7 +161,7 @@ _PUSHES: Final = (
 )
 
 
-def _push_nothing(module: Any, note: Callable[[str], None]) -> None:
+def _push_nothing(module: Any, note: _Note) -> None:
     """Keep from the hub what a script would write there: weights without values."""
 
     def left_out(repo_id: str = "", *args: object, **options: object) -> Any:
@@ -223,7 +225,7 @@ def _take_kernels(module: Any) -> None:
     module.is_kernels_available = lambda: True
 
 
-def _flash_kernels(module: Any, note: Callable[[str], None]) -> None:
+def _flash_kernels(module: Any, note: _Note) -> None:
     """Let PyTorch's flash attention stand in for that of other packages: it allocates what they do,
     for sequences of different lengths in one row too."""
     _take_kernels(module)
@@ -240,7 +242,7 @@ def _flash_kernels(module: Any, note: Callable[[str], None]) -> None:
     module.get_kernel = get
 
 
-def _take_flex(module: Any, note: Callable[[str], None]) -> None:
+def _take_flex(module: Any, note: _Note) -> None:
     """Let flex attention allocate what its compiled kernel does: attention that is not compiled
     holds all scores."""
 
@@ -256,7 +258,7 @@ def _take_flex(module: Any, note: Callable[[str], None]) -> None:
     module.flex_attention = flex_attention
 
 
-def _take_flash(module: Any, note: Callable[[str], None]) -> None:
+def _take_flash(module: Any, note: _Note) -> None:
     _take_kernels(module)
 
     def is_available() -> bool:
@@ -322,7 +324,7 @@ def _shard_in_place(module: Any) -> None:
     module.fsdp2_prepare_model = prepare_in_place
 
 
-def _accumulate_once(module: Any, note: Callable[[str], None]) -> None:
+def _accumulate_once(module: Any, note: _Note) -> None:
     """Let passes whose gradients a Trainer adds up take no time where their batch is no larger than
     that of an earlier pass of the step, which found gradients, too: they take no more memory."""
     if not hasattr(module.Trainer, "create_accelerator_and_postprocess"):
@@ -455,7 +457,7 @@ def _validate_last(module: Any) -> None:
 _HANDLES: Final = ("Index", "UUID", "PciBusId", "Serial")
 
 
-def _build_what_can_be(module: Any, note: Callable[[str], None]) -> None:
+def _build_what_can_be(module: Any, note: _Note) -> None:
     """Let code go on that builds an extension of CUDA code as it is imported: it may not call it."""
 
     def built(build: Function, name: str, *args: Any, **named: Any) -> Any:

@@ -72,6 +72,7 @@ _DRAWS: Final = 24
 functions draw their size."""
 _ALIKE: Final = 0.02
 """Part of a size by which draws of one sample may differ that count as alike."""
+_Loader = DataLoader[Any]
 _Draw = tuple[int, Arguments]
 """A size, and the states of random numbers that lead to it."""
 _MOST_KEPT_BYTES: Final = 2**28
@@ -178,19 +179,19 @@ class Loaders:
         """Batch sizes of data loaders, and of arguments and files → whether they are of the latter."""
         self.seconds = _SECONDS
         """CPU time to read samples of the next data set."""
-        self.known: WeakKeyDictionary[DataLoader[Any], list[Any]] = WeakKeyDictionary()
-        self.drawn: WeakKeyDictionary[DataLoader[Any], dict[Any, Any]] = WeakKeyDictionary()
+        self.known: WeakKeyDictionary[_Loader, list[Any]] = WeakKeyDictionary()
+        self.drawn: WeakKeyDictionary[_Loader, dict[Any, Any]] = WeakKeyDictionary()
         """Numbers of the samples of the longest batch, where a data set draws their sizes → the
         largest that were drawn."""
-        self._copies: WeakKeyDictionary[DataLoader[Any], Any] = WeakKeyDictionary()
+        self._copies: WeakKeyDictionary[_Loader, Any] = WeakKeyDictionary()
         """Shapes and a copy of the first batch of each loader; no copy if another had others."""
         self.unread: dict[str, None] = {}
         """Sentences on longest batches that were not looked for to the end."""
-        self.giving: DataLoader[Any] | None = None
+        self.giving: _Loader | None = None
         """The loader that gave a batch last."""
-        self._gave: WeakKeyDictionary[DataLoader[Any], int] = WeakKeyDictionary()
+        self._gave: WeakKeyDictionary[_Loader, int] = WeakKeyDictionary()
         """Loader → how many batches it gave since the last step."""
-        self._made: WeakKeyDictionary[DataLoader[Any], dict[str, Any]] = WeakKeyDictionary()
+        self._made: WeakKeyDictionary[_Loader, dict[str, Any]] = WeakKeyDictionary()
         """Those of the batches that were chosen which were made."""
         self.batches = self.epoch_batches = 0
         """How many batches were given, and how many an epoch has of the loader that gave the last."""
@@ -201,14 +202,14 @@ class Loaders:
         """Batch sizes of the loaders that gave batches for a step, of the first steps."""
         self.ends: dict[tuple[type, int], float] = {}
         """Kind and number of the batches of an evaluation → after how many it ends early."""
-        self._trained: WeakSet[DataLoader[Any]] = WeakSet()
+        self._trained: WeakSet[_Loader] = WeakSet()
         self.is_over: bool | None = None
         """Once a library has trained for long enough: whether its loaders give no more, as no
         further optimizer was made."""
         self.waiting_bytes = 0
         """The most that batches take which the workers of a loader have ready."""
 
-    def gives_from(self, loader: DataLoader[Any], count: int) -> None:
+    def gives_from(self, loader: _Loader, count: int) -> None:
         """A loader of ``count`` batches, if that is known, is about to give one."""
         self.giving, self.number = loader, None
         self.batches, self.epoch_batches = self.batches + 1, count
@@ -221,7 +222,7 @@ class Loaders:
             return self.number if items is self.giving else None
         return None
 
-    def given(self, loader: DataLoader[Any], batch: Any) -> Any:
+    def given(self, loader: _Loader, batch: Any) -> Any:
         """Learn from a batch how much those take that wait in shared memory; return it."""
         self._sizes.add(getattr(loader.batch_sampler, "batch_size", 0))
         waiting = loader.num_workers * (loader.prefetch_factor or 0)
@@ -246,14 +247,14 @@ class Loaders:
         if self._sizes and not self.goes_on():
             self.trained_sizes, self._sizes = self._sizes, set()
 
-    def again(self, loader: DataLoader[Any]) -> Any:
+    def again(self, loader: _Loader) -> Any:
         """Return the first batch of a loader, ``None`` if others have other shapes."""
         if self.known.get(loader, [(None, None)])[-1][1] is not None:
             return None
         with unseen():
             return deepcopy(self._copies.get(loader, [None])[-1])
 
-    def chosen(self, loader: DataLoader[Any]) -> list[Any]:
+    def chosen(self, loader: _Loader) -> list[Any]:
         """Return what an epoch gives, its first batch last, and which samples: the longest batch
         and the last one.
 
@@ -277,7 +278,7 @@ class Loaders:
         known = self.known[loader]
         return known[-1:] * 2 if self.trains(loader) else [*known]
 
-    def made(self, loader: DataLoader[Any], what: str, numbers: Sequence[Any]) -> Any:
+    def made(self, loader: _Loader, what: str, numbers: Sequence[Any]) -> Any:
         """Return a batch that was chosen; samples can take long to read, so they are read once, as
         long as the first of them is as it was."""
         known, drawn = self._made.setdefault(loader, {}), self.drawn.get(loader, {})
@@ -295,7 +296,7 @@ class Loaders:
                 known[what], batch = (size, batch), deepcopy(batch)
         return batch
 
-    def trains(self, loader: DataLoader[Any]) -> bool:
+    def trains(self, loader: _Loader) -> bool:
         """Whether the script has trained on batches of a loader."""
         return loader in self._trained
 
@@ -304,7 +305,7 @@ class Loaders:
         """Context in which loaders end early, once the first steps are over."""
         iterate, make = _ITERATE.value(), _MAKE_LOADER.value()
 
-        def begin(loader: DataLoader[Any]) -> Iterator[Any]:
+        def begin(loader: _Loader) -> Iterator[Any]:
             workers = loader.num_workers, loader.prefetch_factor
             # Few batches are wanted, and each that is never asked for is made for nothing.
             loader.num_workers, loader.prefetch_factor = (1, 1) if loader.num_workers else workers
@@ -370,8 +371,8 @@ class _Batches:
 
     def __init__(
         self,
-        loader: DataLoader[Any],
-        begin: Callable[[DataLoader[Any]], Iterator[Any]],
+        loader: _Loader,
+        begin: Callable[[_Loader], Iterator[Any]],
         loaders: Loaders,
     ) -> None:
         self._loader, self._begin, self._loaders = loader, begin, loaders
@@ -453,7 +454,7 @@ class _Batches:
 
 
 def _longest_and_last(
-    loader: DataLoader[Any], sizes: dict[Any, int], unread: dict[str, None], seconds: float
+    loader: _Loader, sizes: dict[Any, int], unread: dict[str, None], seconds: float
 ) -> tuple[Sequence[Any] | None, ...]:
     """Return the numbers of the samples in the longest batch, if samples differ in size, in the
     last one, if it is smaller, and in the one beside the longest.
@@ -501,7 +502,7 @@ def _longest_and_last(
 
 
 def _longest_of_epochs(
-    loader: DataLoader[Any],
+    loader: _Loader,
     batches: Sequence[Sequence[Any]],
     longest: Sequence[Any],
     sizes: Mapping[Any, int],
@@ -573,7 +574,7 @@ def _size(sample: Any, depth: int = 3) -> int:
     return 1 + sum(_size(each, depth - 1) for each in held.values())
 
 
-def _collated(loader: DataLoader[Any], numbers: Sequence[Any], drawn: Mapping[Any, Any]) -> Any:
+def _collated(loader: _Loader, numbers: Sequence[Any], drawn: Mapping[Any, Any]) -> Any:
     """Return a batch of these samples, the largest of those that data set and collate function
     draw."""
     before = _random_states()
@@ -587,7 +588,7 @@ def _collated(loader: DataLoader[Any], numbers: Sequence[Any], drawn: Mapping[An
 
 
 def _samples(
-    loader: DataLoader[Any], numbers: Sequence[Any], drawn: Mapping[Any, Any] | None = None
+    loader: _Loader, numbers: Sequence[Any], drawn: Mapping[Any, Any] | None = None
 ) -> Any:
     data: Any = vars(loader)["dataset"]  # of RecBole's, which gives another once it has begun
     if drawn:
@@ -603,7 +604,7 @@ def _are_alike(size: int, other: float) -> bool:
 
 
 def _largest_draws(
-    loader: DataLoader[Any], numbers: Sequence[Any], sizes: dict[Any, int], seconds: float
+    loader: _Loader, numbers: Sequence[Any], sizes: dict[Any, int], seconds: float
 ) -> dict[Any, Any]:
     """Return the largest of several draws of each sample, if the data set draws their ``sizes``."""
     data: Any = vars(loader)["dataset"]
@@ -622,7 +623,7 @@ def _largest_draws(
     return {number: sample for number, (_, sample) in largest.items() if is_drawn}
 
 
-def _draws(loader: DataLoader[Any], numbers: Sequence[int]) -> list[_Draw]:
+def _draws(loader: _Loader, numbers: Sequence[int]) -> list[_Draw]:
     """Return sizes of a small batch that a collate function of the user's draws."""
     found: list[_Draw] = []
     if loader.collate_fn is default_collate:
