@@ -417,12 +417,13 @@ class ReadValues(MissingValues):
     def _keep(self, tensor: Tensor, number: int) -> None:
         """Let each element of a small tensor be a known number."""
         with suppress(RuntimeError):  # it has no storage
-            if tensor.untyped_storage().nbytes() == tensor.nbytes:
+            is_whole = tensor.untyped_storage().nbytes() == tensor.nbytes
+            if is_whole and not self.numbers.follows([tensor]):
                 self.numbers.keep(tensor, torch.tensor(number))
 
     def _most(self, func: Function, args: Arguments) -> float:
         """Return the share of the elements of a result that are not 0, at most."""
-        if func in _FILLS and getattr(args[1], "dtype", 0) == torch.bool:
+        if func in _FILLS and len(args) == 3 and getattr(args[1], "dtype", 0) == torch.bool:
             func, args = torch.where, (*args[1:], args[0])
         if func is torch.where and len(args) == 3:
             mask, chosen, other = args
@@ -437,7 +438,7 @@ class ReadValues(MissingValues):
     def _share(self, mask: Any, usual: float | None = None) -> float:
         """Return the share of its elements that a mask selects, which are not 0."""
         if not isinstance(mask, Tensor):
-            return bool(mask)
+            return bool(_plain(mask))
         with names.unseen(), suppress(RuntimeError):  # of tensors that torch.vmap computes with
             is_small = mask.numel() <= MOST_NUMBERS  # more are made up each time
             if is_small and (known := self.numbers.of_mask(mask)) is not None:
