@@ -13,10 +13,11 @@ where a single one is read, but a mask of many selects about as many as it does 
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache, partial
+from time import process_time
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -36,16 +37,22 @@ from gpumemnet.torch_private.names import (
     version_of,
 )
 
-MOST_NUMBERS: Final = 2**20
+_AT_ONCE: Final = 2**16
 """Largest number of elements of such a tensor that is computed at once."""
+MOST_NUMBERS: Final = 2**20
+"""Largest number of elements that are few."""
 _MOST_LATER: Final = 2**24
 """The same of one that is computed once it is needed."""
-_MOST_STEPS: Final = 64
+_MOST_STEPS: Final = 32
 """Longest chain of operators that is computed then."""
+_SECONDS: Final = 15.0
+"""CPU time for all that is computed then."""
 _MANY: Final = 64
 """Fewest elements of a mask that was drawn of which about the same share is selected each time."""
 _COUNTS: Final = {aten.any, aten.all, aten.sum, aten.count_nonzero}
 """Operators whose results are about the same of a mask of many, however that is drawn."""
+_CUBIC: Final = ("linalg", "cholesky", "cdist", "lu_", "triangular", "geqrf", "ormqr")
+"""Parts of names of operators that take long, as products do."""
 _MADE_UP_BYTES: Final = 2**26
 """Largest storage whose numbers are made up as a whole."""
 _MOST_MADE_UP: Final = 2**22
@@ -101,12 +108,16 @@ class HostNumbers:
         """Whether numbers that are not known are made up: normally distributed, with what follows
         from them computed, where that takes little."""
         self._storages: MutableMapping[torch.UntypedStorage, _Later] = WeakKeyDictionary()
+        self._seconds_left = _SECONDS
         self._kept: set[int] = set()
         """Numbers of these storages, with those of some that are gone: quicker to ask."""
 
     def keep(self, tensor: Tensor, numbers: Tensor, *, is_drawn: bool = False) -> None:
         """Remember the numbers of a tensor whose storage is new, if they are not too many."""
-        is_soon = not is_drawn and tensor.numel() <= MOST_NUMBERS
+        # An inference tensor, or memory of numpy's, does not tell that it changes.
+        tells = numbers.untyped_storage().resizable() and not numbers.is_inference()
+        is_few = tensor.numel() <= _AT_ONCE or not tells
+        is_soon = is_few and not is_drawn
         with names.unseen():
             self._keep(tensor, _unchanged(numbers), is_drawn=is_drawn, is_soon=is_soon)
 
@@ -173,7 +184,8 @@ class HostNumbers:
     def of_mask(self, mask: Tensor) -> Tensor | None:
         """The same of a mask, of which it only matters how many it selects."""
         known = self._view(mask) if mask.numel() >= _MANY and self.is_drawn(mask) else None
-        return self.of(mask) if known is None else self._given(known)
+        # One that selects nothing is rather one of which too little is known.
+        return self._given(known) if known is not None and bool(known.any()) else self.of(mask)
 
     def is_drawn(self, tensor: Tensor) -> bool:
         """Whether the numbers of a tensor follow from some that are drawn at random."""
@@ -234,31 +246,37 @@ class HostNumbers:
         named: Keywords,
         result: Any,
         written: Sequence[Tensor] = (),
-    ) -> None:
+    ) -> bool:
         """Compute what an operator makes, or writes, whose result follows from numbers: later, if
-        these are many or drawn."""
+        these are many or drawn; return whether real tensors that it writes hold them now."""
         made, given = argument_tensors([result], {}), argument_tensors(args, named)
         fresh = [(place, each) for place, each in enumerate(made) if not self._has(each)]
         has_many = any(each.numel() > MOST_NUMBERS for each in made)
         if "empty" in func.__name__ or not (written or fresh):
-            return
+            return True
         if self.makes_up and (has_many or not self._may_follow(func, given)):
-            return
+            return True
         draws = torch.Tag.nondeterministic_seeded in func.tags and not self.makes_up
         later = [self._storages[each.untyped_storage()] for each in given if self._has(each)]
+        steps = 1 + max((each.steps for each in later), default=0)
+        most = max((each.numel() for each in (*given, *made)), default=0)
+        if steps > _MOST_STEPS and most <= MOST_NUMBERS:
+            with names.unseen():
+                steps = len([each.storage() for each in later])
         is_soon = self.makes_up or not (
             draws
-            or has_many
-            or any(each.numel() > MOST_NUMBERS for each in given)
+            or most > _AT_ONCE
             or any(each.is_drawn or each.compute is not None for each in later)
         )
-        steps = 1 + max((each.steps for each in later), default=0)
-        is_long = func.overloadpacket in flop_registry or steps > _MOST_STEPS
+        is_product = func.overloadpacket in flop_registry or any(
+            each in func.__name__ for each in _CUBIC
+        )
+        is_long = is_product or steps > _MOST_STEPS
         if not is_soon and (is_long or any(each.numel() > _MOST_LATER for _, each in fresh)):
             for each in written:
                 self.forget(each)
-            return
-        changed = {storage_id(each) for each in written}
+            return False
+        changed = {storage_id(each) for each in written if each.is_meta or not is_soon}
         taken = tree_map_only(Tensor, partial(self._taken, changed), (args, named))
         run = cache(partial(_run, func, taken, draws))
         counts = (
@@ -274,16 +292,20 @@ class HostNumbers:
             if not written or storage_id(each) not in changed:
                 numbers = partial(lambda place: run()[0][place], place)
                 self._keep(each, numbers, is_drawn=is_drawn, is_soon=is_soon, steps=steps)
+        return is_soon
 
     def _taken(self, changed: set[int], tensor: Tensor) -> _Taken:
         """What an operator takes in the place of a tensor."""
+        number = storage_id(tensor)
         if not self._unknown(tensor):
-            return _Taken(_unchanged(tensor))
+            if number not in changed:
+                return _Taken(_unchanged(tensor))
+            real = tensor.untyped_storage()
+            return _Taken(_Later(lambda: real, False, 0), _place(tensor), number)
         if not self._has(tensor):
             made_up = self._made_up(tensor)
             if not self._has(tensor):  # they are too many to remember
                 return _Taken(lambda: made_up)
-        number = storage_id(tensor)
         source = self._storages[tensor.untyped_storage()]
         return _Taken(source, _place(tensor), number if number in changed else None)
 
@@ -296,7 +318,11 @@ class HostNumbers:
         )
 
     def _view(self, tensor: Tensor) -> Tensor | None:
-        storage = self._storages[tensor.untyped_storage()].storage()
+        later, start = self._storages[tensor.untyped_storage()], process_time()
+        if later.compute is not None and self._seconds_left <= 0:
+            return None
+        storage = later.storage()
+        self._seconds_left -= process_time() - start
         return None if storage is None else _of_storage(storage, _place(tensor))
 
 
@@ -369,9 +395,20 @@ def _run(func: Any, taken: Any, draws: bool) -> tuple[list[Any], dict[int, torch
         return argument_tensors([func(*args, **named)], {}), copies
 
 
-def drawing() -> AbstractContextManager[object]:
+_generator: Final = torch.Generator()
+"""Of what is drawn later: the script's own one stays as it is."""
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
     """Context in which what is drawn at random leaves the script's own numbers as they are."""
-    return torch.random.fork_rng(devices=())
+    own = torch.default_generator.get_state()
+    torch.default_generator.set_state(_generator.get_state())
+    try:
+        yield
+    finally:
+        _generator.set_state(torch.default_generator.get_state())
+        torch.default_generator.set_state(own)
 
 
 def _is_plain(tensor: Tensor) -> bool:

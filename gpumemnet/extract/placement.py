@@ -383,9 +383,14 @@ class KnownValues(DispatchMode):
         if writes is None:
             writes = self._writes[func] = written_arguments(func)
         follows = self.numbers.makes_up or self.numbers.follows(tensors)
-        written = self._written(writes, args, kwargs, not follows) if writes else []
-        if follows:
-            self.numbers.compute(func, args, kwargs, result, written)
+        written = _written(writes, args, kwargs)
+        is_real = follows and self.numbers.compute(func, args, kwargs, result, written)
+        for value in written:
+            if value.is_meta and not follows:
+                self.numbers.forget(value)
+            if not (value.is_meta or is_real):
+                storage = value.untyped_storage()
+                self._overwritten[id_of_storage(storage)] = storage
         if written and isinstance(result, torch.Tensor):
             return written[0]
         return self._missing_values.picked(func, args, result)
@@ -411,24 +416,13 @@ class KnownValues(DispatchMode):
             indices += [index] if known is None else known.nonzero().unbind(1)
         return (args[0], indices, *args[2:])
 
-    def _written(
-        self,
-        writes: tuple[tuple[int, str], ...],
-        args: Arguments,
-        kwargs: Keywords,
-        is_unknown: bool,
-    ) -> list[torch.Tensor]:
-        """Return the tensors that the operator wrote into, and mark them as unknown if what it
-        wrote is."""
-        values = [args[index] if index < len(args) else kwargs.get(name) for index, name in writes]
-        written = argument_tensors(values, {})
-        for value in written if is_unknown else ():
-            if value.is_meta:
-                self.numbers.forget(value)
-            else:
-                storage = value.untyped_storage()
-                self._overwritten[id_of_storage(storage)] = storage
-        return written
+
+def _written(
+    writes: tuple[tuple[int, str], ...], args: Arguments, kwargs: Keywords
+) -> list[torch.Tensor]:
+    """Return the tensors that an operator wrote into."""
+    values = [args[index] if index < len(args) else kwargs.get(name) for index, name in writes]
+    return argument_tensors(values, {})
 
 
 def _dotted_name(func: Any) -> str:

@@ -47,6 +47,7 @@ _READ: Final = "read from the GPU"
 """Parts of notes on errors, and on values."""
 _Parents = dict[ast.AST, ast.AST | None]
 """The parent of each node of a file's code."""
+_ENDS: Final = (ast.Break, ast.Return)
 _LEAVES: Final = (ast.Continue, ast.Break, ast.Return, ast.Raise)
 _SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)
 _TESTS: Final = (ast.Compare, ast.If, ast.IfExp, ast.While, ast.BoolOp, ast.Match, ast.Subscript)
@@ -219,16 +220,20 @@ def _place(code: CodeType, instruction: int, line: int) -> Place:
             loop = None if raises else _waits(parent, parents)
             waits = loop is not None
             usual = leaves[1] != is_negated
-            repeats = loop is not None and not _has_bound(loop)
+            repeats = loop is not None and not _has_bound(loop, parent)
             return replace(place, usual=usual, is_settled=raises or waits, repeats=repeats)
     return place
 
 
-def _has_bound(loop: ast.While) -> bool:
+def _has_bound(loop: ast.While, asks: ast.If | None = None) -> bool:
     """Whether a counter ends a loop, too, as in ``while running.any() and steps < 12``, or in
-    ``if len(frames) == 100: break``."""
+    ``if len(frames) == 100: break``; ``asks`` is what else ends it."""
     within = [each for part in loop.body for each in ast.walk(part)]
-    counters = {_label(each.target) for each in within if isinstance(each, ast.AugAssign)}
+    counters = {
+        _label(each.target)
+        for each in within
+        if isinstance(each, ast.AugAssign) and isinstance(each.op, ast.Add | ast.Sub)
+    }
     for each in within:
         if isinstance(each, ast.Assign) and isinstance(each.value, ast.BinOp):  # t = t + 1
             counters |= {*map(_label, each.targets)} & {*map(_label, ast.walk(each.value))}
@@ -236,7 +241,7 @@ def _has_bound(loop: ast.While) -> bool:
     test = loop.test
     ends = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else []
     for each in within:
-        if isinstance(each, ast.If) and isinstance(each.body[-1], ast.Break | ast.Return):
+        if each is not asks and isinstance(each, ast.If) and isinstance(each.body[-1], _ENDS):
             ends = [*ends, each.test]
     return any(
         isinstance(end, ast.Compare)

@@ -229,7 +229,12 @@ class GpuRequests(TorchFunctionMode):
             is_unknown = self._unknown(given)
             if func is Tensor.__setitem__ and given.is_meta and isinstance(args[2], int | float):
                 args = (*args[:2], torch.tensor(args[2], dtype=given.dtype))  # as on a GPU
-            if func is Tensor.__setitem__ and not given.is_meta and _passes_gradient(args[2]):
+            if (
+                func is Tensor.__setitem__
+                and _passes_gradient(args[2])
+                and given.is_floating_point()
+                and not (given.is_meta or self._observer.device_of(given) == GPU)
+            ):
                 with suppress(RuntimeError):  # something refers to it weakly
                     swap_for_meta(given, self._stand_in_on_host(given))  # as its gradient is
             if func in _PLACES and given.is_meta:  # PyTorch puts lists on the device, unseen

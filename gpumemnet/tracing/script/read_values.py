@@ -419,7 +419,8 @@ class ReadValues(MissingValues):
         with suppress(RuntimeError):  # it has no storage
             is_whole = tensor.untyped_storage().nbytes() == tensor.nbytes
             if is_whole and not self.numbers.follows([tensor]):
-                self.numbers.keep(tensor, torch.tensor(number))
+                # What is unlike a number is nearly all, but what is like it is not known.
+                self.numbers.keep(tensor, torch.tensor(number), is_drawn=number == 1)
 
     def _most(self, func: Function, args: Arguments) -> float:
         """Return the share of the elements of a result that are not 0, at most."""
@@ -440,7 +441,10 @@ class ReadValues(MissingValues):
         if not isinstance(mask, Tensor):
             return bool(_plain(mask))
         with names.unseen(), suppress(RuntimeError):  # of tensors that torch.vmap computes with
-            is_small = mask.numel() <= MOST_NUMBERS  # more are made up each time
+            # More are made up each time, and no number that is drawn is 0.
+            is_small = mask.numel() <= MOST_NUMBERS and not (
+                mask.is_floating_point() and self.numbers.is_drawn(mask)
+            )
             if is_small and (known := self.numbers.of_mask(mask)) is not None:
                 return int(known.count_nonzero()) / _size(known)
         share = self._masks.get(mask, usual)
