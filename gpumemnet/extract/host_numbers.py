@@ -47,7 +47,8 @@ _MOST_STEPS: Final = 32
 """Longest chain of operators that is computed then."""
 _SECONDS: Final = 15.0
 """CPU time for all that is computed then."""
-_MANY: Final = 64
+_FEW: Final = 16
+_MANY: Final = 256
 """Fewest elements of a mask that was drawn of which about the same share is selected each time."""
 _COUNTS: Final = {aten.any, aten.all, aten.sum, aten.count_nonzero}
 """Operators whose results are about the same of a mask of many, however that is drawn."""
@@ -114,10 +115,8 @@ class HostNumbers:
 
     def keep(self, tensor: Tensor, numbers: Tensor, *, is_drawn: bool = False) -> None:
         """Remember the numbers of a tensor whose storage is new, if they are not too many."""
-        # An inference tensor, or memory of numpy's, does not tell that it changes.
-        tells = numbers.untyped_storage().resizable() and not numbers.is_inference()
-        is_few = tensor.numel() <= _AT_ONCE or not tells
-        is_soon = is_few and not is_drawn
+        # One number for all takes no memory until it is needed.
+        is_soon = not is_drawn and _AT_ONCE >= tensor.numel() == numbers.numel()
         with names.unseen():
             self._keep(tensor, _unchanged(numbers), is_drawn=is_drawn, is_soon=is_soon)
 
@@ -184,8 +183,10 @@ class HostNumbers:
     def of_mask(self, mask: Tensor) -> Tensor | None:
         """The same of a mask, of which it only matters how many it selects."""
         known = self._view(mask) if mask.numel() >= _MANY and self.is_drawn(mask) else None
-        # One that selects nothing is rather one of which too little is known.
-        return self._given(known) if known is not None and bool(known.any()) else self.of(mask)
+        selected = 0 if known is None else int(known.count_nonzero())
+        # Of few, or few others, another draw may have none.
+        is_sure = _FEW <= selected <= mask.numel() - _FEW
+        return self._given(known) if known is not None and is_sure else self.of(mask)
 
     def is_drawn(self, tensor: Tensor) -> bool:
         """Whether the numbers of a tensor follow from some that are drawn at random."""
@@ -300,7 +301,7 @@ class HostNumbers:
         if not self._unknown(tensor):
             if number not in changed:
                 return _Taken(_unchanged(tensor))
-            real = tensor.untyped_storage()
+            real = tensor.untyped_storage().clone()  # type: ignore[no-untyped-call]
             return _Taken(_Later(lambda: real, False, 0), _place(tensor), number)
         if not self._has(tensor):
             made_up = self._made_up(tensor)
@@ -346,7 +347,15 @@ def _copied(size: int, place: _Place, numbers: Callable[[], Tensor]) -> torch.Un
 
 
 def _unchanged(tensor: Tensor) -> Callable[[], Tensor]:
-    """Return a function that returns a tensor of the host unless it was changed meanwhile."""
+    """Return a function that returns the numbers of a real tensor.
+
+    Whole numbers are copied, because they may be on the GPU, where what is held takes memory.  Others
+    are held, if they are many and tell whether they change: memory of numpy's does not.
+    """
+    tells = tensor.untyped_storage().resizable() and not tensor.is_inference()
+    if not (tells and tensor.is_floating_point() and tensor.numel() > _AT_ONCE):
+        copied = tensor.detach().clone()
+        return lambda: copied
     held = tensor.detach()
     version = version_of(held)
 

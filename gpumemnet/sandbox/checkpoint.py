@@ -111,7 +111,9 @@ class _Requests:
         for lock in held:
             lock.acquire()
         random.setstate(drawn)  # a copy has a new one
-        signal.setitimer(signal.ITIMER_REAL, *left)
+        # What earlier requests took is gone.
+        seconds = min(left[0], self.envelope["deadline_seconds"])
+        signal.setitimer(signal.ITIMER_REAL, seconds, left[1])
         return self.envelope["request"]  # as it was sent
 
 

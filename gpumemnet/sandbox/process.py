@@ -151,12 +151,18 @@ def asking(
 
     def asked(request: Mapping[str, Any]) -> Any:
         nonlocal child
-        if child is None or not child.is_running:
-            child = children.enter_context(_Child(compute, variables or {}, show_output, progress))
         try:
-            text, status = child.ask(request, end - monotonic())
+            seconds = end - monotonic()
+            if seconds <= 0:  # earlier requests took it
+                raise TimeoutError
+            if child is None or not child.is_running:
+                child = children.enter_context(
+                    _Child(compute, variables or {}, show_output, progress)
+                )
+            text, status = child.ask(request, seconds)
         except TimeoutError:
-            child.end()
+            if child is not None:
+                child.end()
             raise ExtractError(
                 f"{source}: was not done after {deadline_seconds:g} seconds and was stopped: raise --deadline"
             ) from None
@@ -223,8 +229,6 @@ class _Child(ExitStack):
         Raises:
             TimeoutError: there is none in time.
         """
-        if seconds <= 0:  # earlier requests took it
-            raise TimeoutError
         self._printed = os.fstat(self._output.fileno()).st_size
         with suppress(BrokenPipeError):  # its status tells why
             self._requests.write(

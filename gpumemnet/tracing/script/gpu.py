@@ -104,6 +104,7 @@ _COMPARES: Final = (
     "on the same device",
 )
 """In errors of functions that compare the devices of their arguments."""
+_ZERO: Final = torch.zeros(())
 _RANDOM: Final = frozenset(
     {torch.rand, torch.randn, torch.normal, torch.rand_like, torch.randn_like}
 )
@@ -289,7 +290,9 @@ class GpuRequests(TorchFunctionMode):
             result = func(*args, **named)
             if isinstance(result, Tensor):
                 is_known = given is None and func in _KNOWN and not is_weight
-                if is_known and result.numel() <= MOST_NUMBERS:
+                if func is torch.empty and is_known and not keeps_numbers(result):
+                    self.numbers.keep(result, _ZERO)
+                elif is_known and result.numel() <= MOST_NUMBERS:
                     real = func(*args, **{**named, "device": _HOST})
                     if func is torch.empty:  # which elements are written to, or a collective fills
                         real.zero_()
