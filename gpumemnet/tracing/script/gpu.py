@@ -330,9 +330,11 @@ class GpuRequests(TorchFunctionMode):
             is_like = func in _LIKE and not called_from(names.TORCH_FOLDER)
             is_known = (is_like or func in _NEW) and len(tensors) == 1
             if is_known and result.is_meta and result.numel() <= MOST_NUMBERS:
-                like = torch.empty(given.shape if is_like else 0, dtype=given.dtype)
                 make = Tensor.new_zeros if func is Tensor.new_empty else func
-                self.numbers.keep(result, make(like, *args[1:], **named))
+                with names.unseen():
+                    like = torch.empty(given.shape if is_like else 0, dtype=given.dtype)
+                    real = make(like, *args[1:], **named)
+                self.numbers.keep(result, real)
         if func in _RANDOM:
             self._random[result] = None
             self._draw(func, result)
