@@ -621,8 +621,15 @@ def _as_index(index: Any) -> Any:
     """An index with tensors in place of lists of numbers."""
     if isinstance(index, tuple):
         return tuple(map(_as_index, index))
+    if isinstance(index, slice):  # of what C++ refuses to read
+        ends = (index.start, index.stop, index.step)
+        return slice(*(read_number(each) if _is_inference(each) else each for each in ends))
     are_numbers = isinstance(index, list) and all(type(each) in (int, bool) for each in index)
     return torch.tensor(index, dtype=None if index else torch.long) if are_numbers else index
+
+
+def _is_inference(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_inference()
 
 
 def keeps_numbers(tensor: Tensor) -> bool:

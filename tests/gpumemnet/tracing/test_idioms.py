@@ -62,6 +62,7 @@ sparse = torch.eye(4).to_sparse().cuda()
 assert len((sparse + sparse).coalesce().values()) == 4 and model.weight[:2].to_sparse()._nnz() == 512
 torch.where(torch.zeros_like(model.bias, dtype=torch.uint8), model.bias, 0 * model.bias).sum().backward()
 torch.distributions.VonMises(model.bias, model.bias.exp()).sample()
+with torch.inference_mode(): assert model.bias.clone()[: model.bias.clone().long().max()].ndim == 1
 on_host = torch.zeros(2, 256)
 on_host[0] = model.bias
 on_host.sum().backward()
