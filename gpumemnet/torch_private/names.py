@@ -403,6 +403,11 @@ def without_function_modes() -> AbstractContextManager[object]:
     return torch._C.DisableTorchFunction()
 
 
+def sees_functions() -> bool:
+    """Whether a ``TorchFunctionMode`` sees what is called."""
+    return torch._C._is_torch_function_enabled()
+
+
 def below_autograd() -> AbstractContextManager[object]:
     """Context in which operators record nothing for the backward pass."""
     return torch._C._AutoDispatchBelowAutograd()

@@ -47,7 +47,7 @@ import torch
 from torch import nn
 
 from gpumemnet.sandbox.user_code import fault_sentence, is_user_code
-from gpumemnet.torch_private.names import Arguments, Function
+from gpumemnet.torch_private.names import Arguments, Function, sees_functions
 from gpumemnet.torch_private.script import TRAINING_FILES
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.script import changed_code as code
@@ -500,7 +500,8 @@ class Loops:
         error: Any = sys.exception()
         frame = sys._getframe(1)
         may_be_cut = self.trained()[0] or self.left
-        if self._is_inside() or not may_be_cut or is_guarded(frame, type(error)):
+        is_own = not sees_functions()  # the trace reads samples, to choose among batches
+        if is_own or self._is_inside() or not may_be_cut or is_guarded(frame, type(error)):
             return False
         name = frame.f_code.co_name
         if name.startswith("__") and name != "__call__":  # a protocol, which an error may end

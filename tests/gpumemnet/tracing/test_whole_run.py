@@ -628,6 +628,22 @@ for epoch in range(100):
         16 * 13.2,  # of 13,500 rows; batches of one epoch have 11,000 to 12,500
         20 * 15.7 + WORKSPACE,
     ),
+    "collated": Case(  # on the GPU, which the trace does not present where it chooses a batch
+        """
+class Rows(Dataset):
+    def __len__(self): return 80
+    def __getitem__(self, i): return torch.zeros(100 * (i % 40 + 1), 256)
+def collate(rows):
+    sizes = torch.tensor([len(each) for each in rows], device="cuda")
+    return torch.cat(rows)[: sizes.sum()].cuda()
+model = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256), nn.Sigmoid()) for _ in range(16)]).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(3):
+    for x in DataLoader(Rows(), 4, shuffle=True, collate_fn=collate): step(optimizer, model(x).mean())
+""",
+        16 * 8,
+        20 * 15.7 + WORKSPACE,
+    ),
     "milestones": Case(  # of which each is a condition of its own
         """
 model, points, done = wide(1), [(0, 8), (200, 1024), (500, 32768)], -1
@@ -695,6 +711,7 @@ def test_the_whole_run_counts(name: str, answers: dict[str, Any]) -> None:
         "searched": "the GPU grows",
         "epochs": "an error ended",
         "numbered": "error",
+        "collated": "error",
         "exits": "a process",
     }
     assert name not in false or false[name] not in " ".join(answer["notes"])
