@@ -48,6 +48,7 @@ _MOST_STEPS: Final = 32
 _SECONDS: Final = 15.0
 """CPU time for all that is computed then."""
 _FEW: Final = 16
+"""Fewest elements that a mask that was drawn selects, and leaves, where their number counts."""
 _MANY: Final = 256
 """Fewest elements of a mask that was drawn of which about the same share is selected each time."""
 _COUNTS: Final = {aten.any, aten.all, aten.sum, aten.count_nonzero}
@@ -262,8 +263,9 @@ class HostNumbers:
         steps = 1 + max((each.steps for each in later), default=0)
         most = max((each.numel() for each in (*given, *made)), default=0)
         if steps > _MOST_STEPS and most <= MOST_NUMBERS:
-            with names.unseen():
-                steps = len([each.storage() for each in later])
+            for source in later:
+                source.storage()
+            steps = 1
         is_soon = self.makes_up or not (
             draws
             or most > _AT_ONCE

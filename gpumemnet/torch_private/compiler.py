@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 from gpumemnet.torch_private.names import (
-    Arguments,
     Function,
     TorchName,
     aten,
@@ -194,7 +193,7 @@ def _move_to_cuda(graph: Any) -> None:
             node.kwargs = {**node.kwargs, "device": _CUDA}
 
 
-def _layout(tensor: Any) -> Arguments:
+def _layout(tensor: Any) -> tuple[Any, ...]:
     return tensor.size(), tensor.stride(), tensor.dtype
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import cache
 from typing import Final
@@ -34,7 +34,6 @@ from gpumemnet.gpu import (
 )
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.torch_private.names import Arguments
 from gpumemnet.tracing.api import TraceRequest
 from gpumemnet.tracing.losses_and_optimizers import stated_optimizer
 from gpumemnet.tracing.missing_values import GuessedValues
@@ -270,7 +269,7 @@ class ModelTracer:
         return replace(job, traced_peak_bytes=reserved_bytes)
 
 
-def _kernels(platform: Platform) -> Arguments:
+def _kernels(platform: Platform) -> Hashable:
     """Return the properties of a GPU that decide which operators run and what they keep.
 
     GPUs that differ only in the number of multiprocessors share a trace, unless cuDNN is asked: by

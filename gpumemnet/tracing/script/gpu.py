@@ -413,7 +413,7 @@ class GpuRequests(TorchFunctionMode):
             like = torch.empty(0, dtype=like.dtype, device=_META)
         made: Tensor = like.new(*args, **named)
         if not argument_tensors(args, {}):
-            self.numbers.keep(made, torch.zeros(()))
+            self.numbers.keep(made, _ZERO)
         self._observer.arrived(made, "new")
         return made
 

@@ -47,7 +47,7 @@ import torch
 from torch import nn
 
 from gpumemnet.sandbox.user_code import fault_sentence, is_user_code
-from gpumemnet.torch_private.names import Arguments, Function, sees_functions
+from gpumemnet.torch_private.names import Function, sees_functions
 from gpumemnet.torch_private.script import TRAINING_FILES
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.script import changed_code as code
@@ -238,11 +238,11 @@ class Loops:
         self._batches = batches
         self._recorder, self._is_inside, self.trained = recorder, is_inside, trained
         self._is_cut, self._generates, self._number_of = is_cut, generates, number_of
-        self._conditions: dict[Arguments, _Condition] = {}
-        self._asked: dict[Arguments, tuple[tuple[int, int], int]] = {}
+        self._conditions: dict[Hashable, _Condition] = {}
+        self._asked: dict[Hashable, tuple[tuple[int, int], int]] = {}
         """Place of a condition → the step and batch at which it was asked for last, and how often
         before: each of several milestones is a condition of its own."""
-        self._vary: set[Arguments] = set()
+        self._vary: set[Hashable] = set()
         """Places of conditions on numbers that are no counters, such as letters of a text."""
         self.waiting: dict[str, None] = {}
         """Places of conditions on counters that were never so, or always."""
@@ -272,7 +272,7 @@ class Loops:
         """Errors after which the run went on → whether it had trained for long enough."""
         self._errors_left = _MOST_ERRORS
 
-    def __reduce__(self) -> Arguments:
+    def __reduce__(self) -> tuple[Any, ...]:
         return _Nowhere, ()  # datasets hashes functions with what they name
 
     def rounds(
@@ -393,7 +393,7 @@ class Loops:
 
     def condition(
         self,
-        about: Arguments,
+        about: tuple[Any, ...],
         holds_at: Function,
         collection: Any,
         *given: Any,

@@ -114,7 +114,7 @@ _SMALL_NUMBER: Final = 1e-30
 """What it is otherwise: unlike 0 it has a logarithm, and can be divided by."""
 
 
-def _layout(tensor: Tensor) -> Arguments:
+def _layout(tensor: Tensor) -> tuple[Any, ...]:
     return storage_id(tensor), tensor.storage_offset(), tensor.size(), tensor.stride()
 
 
@@ -511,7 +511,7 @@ class _ReadNumber:
     def __hash__(self) -> int:
         return super().__hash__()
 
-    def __reduce__(self) -> Arguments:
+    def __reduce__(self) -> tuple[Any, ...]:
         number = _plain(self)
         return type(number), (number,)
 

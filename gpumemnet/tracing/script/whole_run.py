@@ -32,11 +32,7 @@ from torch.utils.data import DataLoader, SequentialSampler, default_collate
 
 from gpumemnet.allocator import signed_bytes
 from gpumemnet.extract.module_calls import tensors_in
-from gpumemnet.torch_private.names import (
-    Arguments,
-    TorchName,
-    replaced,
-)
+from gpumemnet.torch_private.names import TorchName, replaced
 from gpumemnet.torch_private.script import unseen
 from gpumemnet.tracing.script.branches import asks_once, is_guarded
 from gpumemnet.tracing.script.libraries import prepared
@@ -66,14 +62,14 @@ _SAMPLED: Final = 32
 _READ: Final = 4096
 _EPOCHS: Final = 32
 _AHEAD: Final = 100_000
-"""Epochs, and samples in them, that are drawn for the batch whose shortest sample is the longest."""
+"""Epochs, and samples in them, that are drawn for the longest batch."""
 _DRAWS: Final = 24
 """Draws of a sample, or of a batch of two, of which the largest is taken where data sets or collate
 functions draw their size."""
 _ALIKE: Final = 0.02
 """Part of a size by which draws of one sample may differ that count as alike."""
 _Loader = DataLoader[Any]
-_Draw = tuple[int, Arguments]
+_Draw = tuple[int, tuple[Any, ...]]
 """A size, and the states of random numbers that lead to it."""
 _MOST_KEPT_BYTES: Final = 2**28
 """Size of a chosen batch that is kept, to be given again."""
@@ -638,11 +634,11 @@ def _draws(loader: _Loader, numbers: Sequence[int]) -> list[_Draw]:
     return found
 
 
-def _random_states() -> Arguments:
+def _random_states() -> tuple[Any, ...]:
     return random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 - scripts use them
 
 
-def _set_random_states(states: Arguments) -> None:
+def _set_random_states(states: tuple[Any, ...]) -> None:
     random.setstate(states[0])
     np.random.set_state(states[1])  # noqa: NPY002 - scripts use it
     torch.set_rng_state(states[2])
