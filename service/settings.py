@@ -63,65 +63,45 @@ class Settings(BaseSettings):
     ``GPUMEMNET_``."""
 
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_ignore_empty=True, extra="ignore", frozen=True
+        env_prefix=PREFIX,
+        env_ignore_empty=True,
+        extra="ignore",
+        frozen=True,
+        use_attribute_docstrings=True,
     )
-    host: str = Field(
-        default="127.0.0.1",
-        description="address to listen on; anything but a loopback address needs API keys",
-    )
-    port: int = Field(ge=0, le=65535, default=8000, description="TCP port; 0 takes a free one")
-    workers: int = Field(
-        ge=1, le=64, default=1, description="processes that answer; one per core that is to be used"
-    )
-    bundles: Annotated[tuple[Path, ...], NoDecode, _of_text(_folders)] = Field(
-        default=(),
-        description="folders of bundles to answer from, or folders of such, separated by `:`; those of the package when empty",
-    )
-    gpu: str | None = Field(
-        default=None,
-        description="GPU that answers are for where none is asked for; that of the most trusted labels when empty",
-    )
-    context_mib: Annotated[int, Field(ge=1, le=MAX_CONTEXT_MIB)] | None = Field(
-        default=None,
-        description="CUDA context of the site's processes, on any GPU that is not calibrated; the catalogue's when empty",
-    )
-    registry: Path | None = Field(
-        default=None,
-        description="folder of the model registry; the shipped release answers without one",
-    )
-    max_body_bytes: int = Field(
-        ge=1024,
-        le=1024 * MIB,
-        default=4 * MIB,
-        description="largest request body; the default holds a job of 20,000 layers and a batch of 1,000 ordinary jobs",
-    )
-    max_concurrency: int = Field(
-        ge=1,
-        le=100_000,
-        default=256,
-        description="most requests at work in a worker; more get 503 at once instead of waiting",
-    )
-    api_keys: str = Field(
-        default="",
-        description="`name:scopes:sha256` of each key, separated by commas; scopes are predict and observe, joined by `+`",
-    )
-    api_keys_file: Path | None = Field(
-        default=None,
-        description="a file with one such key a line, `#` begins a comment; a change counts within seconds",
-    )
+    host: str = "127.0.0.1"
+    """address to listen on; anything but a loopback address needs API keys"""
+    port: int = Field(ge=0, le=65535, default=8000)
+    """TCP port; 0 takes a free one"""
+    workers: int = Field(ge=1, le=64, default=1)
+    """processes that answer; one per core that is to be used"""
+    bundles: Annotated[tuple[Path, ...], NoDecode, _of_text(_folders)] = ()
+    """folders of bundles to answer from, or folders of such, separated by `:`; those of the package when empty"""
+    gpu: str | None = None
+    """GPU that answers are for where none is asked for; that of the most trusted labels when empty"""
+    context_mib: Annotated[int, Field(ge=1, le=MAX_CONTEXT_MIB)] | None = None
+    """CUDA context of the site's processes, on any GPU that is not calibrated; the catalogue's when empty"""
+    registry: Path | None = None
+    """folder of the model registry; the shipped release answers without one"""
+    max_body_bytes: int = Field(ge=1024, le=1024 * MIB, default=4 * MIB)
+    """largest request body; the default holds a job of 20,000 layers and a batch of 1,000 ordinary jobs"""
+    max_concurrency: int = Field(ge=1, le=100_000, default=256)
+    """most requests at work in a worker; more get 503 at once instead of waiting"""
+    api_keys: str = ""
+    """`name:scopes:sha256` of each key, separated by commas; scopes are predict and observe, joined by `+`"""
+    api_keys_file: Path | None = None
+    """a file with one such key a line, `#` begins a comment; a change counts within seconds"""
     allowed_hosts: Annotated[frozenset[str] | None, NoDecode, _of_text(parse_hosts)] = Field(
         default=None,
         description="hosts that requests may name in `Host` and `Origin`, separated by commas; `loopback` for the names of this "
         "machine alone, `*` for any; when empty, `loopback` without API keys and `*` with them",
     )
-    database_url: str = Field(
-        default="",
-        repr=False,  # may hold a password
-        description="where observations are kept: a SQLAlchemy URL, `off`, or when empty a SQLite file in the state folder",
-    )
+    database_url: str = Field(default="", repr=False)  # may hold a password
+    """where observations are kept: a SQLAlchemy URL, `off`, or when empty a SQLite file in the state folder"""
     log_level: Annotated[
         Literal["critical", "error", "warning", "info", "debug"], _of_text(str.lower)
-    ] = Field(default="info", description="`critical`, `error`, `warning`, `info` or `debug`")
+    ] = "info"
+    """`critical`, `error`, `warning`, `info` or `debug`"""
 
     @property
     def has_keys(self) -> bool:

@@ -95,9 +95,8 @@ class FitTableRow(Schema):
 
     method: str
     checkpointing: bool
-    safe_bytes: dict[str, int] = Field(
-        description="safe bytes at each sequence length or batch size"
-    )
+    safe_bytes: dict[str, int]
+    """safe bytes at each sequence length or batch size"""
 
 
 _METHOD: Any = described("FitMethod", "How it is trained, with every default.", Method)
@@ -118,7 +117,8 @@ class CatalogueModel(Schema):
     """A model that a request may name."""
 
     name: str
-    parameters: int = Field(ge=0, description="total of its parameters")
+    parameters: int = Field(ge=0)
+    """total of its parameters"""
 
 
 class CatalogueModels(Schema):

@@ -50,7 +50,9 @@ class Schema(BaseModel):
     """A JSON object of the interface; it forbids undeclared members and converts no value to
     another type."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
+    )
 
 
 class OneOf(GroupedMetadata):
@@ -171,26 +173,27 @@ Job = Annotated[TrainingJob, WrapValidator(lambda document, _: document)]
 class Bin(Schema):
     """The most probable bin."""
 
-    index: int = Field(ge=0, description="number of the bin, from 0")
-    lower_bytes: int = Field(ge=0, description="lower edge in bytes, inclusive")
-    upper_bytes: int | None = Field(
-        description="upper edge in bytes, exclusive; null for the last bin, which is open above"
-    )
-    probability: float = Field(
-        ge=0, le=1, description="probability that the job's memory lies in this bin"
-    )
+    index: int = Field(ge=0)
+    """number of the bin, from 0"""
+    lower_bytes: int = Field(ge=0)
+    """lower edge in bytes, inclusive"""
+    upper_bytes: int | None
+    """upper edge in bytes, exclusive; null for the last bin, which is open above"""
+    probability: float = Field(ge=0, le=1)
+    """probability that the job's memory lies in this bin"""
 
 
 class Bins(Schema):
     """All bins: number k reaches from k times the width to (k + 1) times the width, and the last is
     open above."""
 
-    name: str = Field(description="name of the bin scheme")
+    name: str
+    """name of the bin scheme"""
     width_bytes: int = Field(gt=0)
-    count: int = Field(gt=0, description="number of bins, the open one included")
-    probabilities: list[float] = Field(
-        description="probability of every bin, in order; they add up to 1"
-    )
+    count: int = Field(gt=0)
+    """number of bins, the open one included"""
+    probabilities: list[float]
+    """probability of every bin, in order; they add up to 1"""
 
 
 class TrainingData(Schema):
@@ -207,36 +210,33 @@ class Model(Schema):
 
     name: str
     version: str
-    sha256: str = Field(
-        pattern="^[0-9a-f]{64}$",
-        description="hash over the model's files: changes with any of them",
-    )
-    family: str = Field(
-        description="the family of jobs that it predicts; all where it predicts several"
-    )
-    encoder: str = Field(
-        description="mlp: feature vector; transformer: layer sequence and feature vector"
-    )
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    """hash over the model's files: changes with any of them"""
+    family: str
+    """the family of jobs that it predicts; all where it predicts several"""
+    encoder: str
+    """mlp: feature vector; transformer: layer sequence and feature vector"""
     training_data: TrainingData
 
 
 class ModelDetails(Model):
     """A loaded model with its card."""
 
-    gpu: str = Field(description="the GPU model whose memory it predicts")
-    coverages: list[float] = Field(
-        description="the calibrated coverages; a coverage in between uses the next higher"
-    )
-    card: dict[str, Any] = Field(description="the model card")
+    gpu: str
+    """the GPU model whose memory it predicts"""
+    coverages: list[float]
+    """the calibrated coverages; a coverage in between uses the next higher"""
+    card: dict[str, Any]
+    """the model card"""
 
 
 class Models(Schema):
     """The loaded models."""
 
-    release: str = Field(description="the served release (the champion)")
-    challenger: str | None = Field(
-        description="the release whose predictions are compared in the background, if there is one"
-    )
+    release: str
+    """the served release (the champion)"""
+    challenger: str | None
+    """the release whose predictions are compared in the background, if there is one"""
     models: list[ModelDetails]
 
 
@@ -270,22 +270,33 @@ BatchSizes: Any = described(
 class Mig(Schema):
     """A MIG profile."""
 
-    name: str = Field(description="such as 3g.20gb")
-    memory_mib: int = Field(gt=0, description="memory of an instance")
-    available_mib: int = Field(gt=0, description="what a job can use of an empty one")
-    source: str = Field(description="where this number comes from")
+    name: str
+    """such as 3g.20gb"""
+    memory_mib: int = Field(gt=0)
+    """memory of an instance"""
+    available_mib: int = Field(gt=0)
+    """what a job can use of an empty one"""
+    source: str
+    """where this number comes from"""
 
 
 class Gpu(Schema):
     """A GPU of the catalogue."""
 
-    name: str = Field(description="product name, as NVML reports it")
-    aliases: list[str] = Field(description="other names that requests may use")
-    capacity_mib: int = Field(gt=0, description="total memory")
-    reserved_mib: int = Field(ge=0, description="what the driver keeps for itself")
-    reserved_source: str = Field(description="where this number comes from")
-    available_mib: int = Field(gt=0, description="what a job can use of an empty one")
-    mig: list[Mig] = Field(description="its MIG profiles, as far as they are known")
+    name: str
+    """product name, as NVML reports it"""
+    aliases: list[str]
+    """other names that requests may use"""
+    capacity_mib: int = Field(gt=0)
+    """total memory"""
+    reserved_mib: int = Field(ge=0)
+    """what the driver keeps for itself"""
+    reserved_source: str
+    """where this number comes from"""
+    available_mib: int = Field(gt=0)
+    """what a job can use of an empty one"""
+    mig: list[Mig]
+    """its MIG profiles, as far as they are known"""
 
 
 class Gpus(Schema):
@@ -343,50 +354,55 @@ class StoredPrediction(Schema):
     """A prediction as it is kept, and what its job was reported to use."""
 
     prediction_id: str
-    made_at: str = Field(description="when it was made (ISO 8601)")
+    made_at: str
+    """when it was made (ISO 8601)"""
     job: Job
     gpu: str
     release: str
-    model: str = Field(description="name of the model that made it")
+    model: str
+    """name of the model that made it"""
     model_sha256: str
     coverage: float
     expected_bytes: int
     safe_bytes: int | None
     in_support: bool
-    reason_codes: list[str] = Field(description="why it has no safe bytes: short names")
-    observed_bytes: int | None = Field(description="what the job used; null while unknown")
-    oom: bool | None = Field(
-        description="whether the job ran out of GPU memory; null without an observation"
-    )
+    reason_codes: list[str]
+    """why it has no safe bytes: short names"""
+    observed_bytes: int | None
+    """what the job used; null while unknown"""
+    oom: bool | None
+    """whether the job ran out of GPU memory; null without an observation"""
 
 
 class FieldProblem(Schema):
     """One invalid field."""
 
-    field: str = Field(
-        description="path in the body, such as job.layers[3].parameters; 'body' for the whole body"
-    )
-    message: str = Field(description="what is wrong and what the field may hold")
+    field: str
+    """path in the body, such as job.layers[3].parameters; 'body' for the whole body"""
+    message: str
+    """what is wrong and what the field may hold"""
 
 
 class Problem(Schema):
     """An error (RFC 9457)."""
 
-    type: str = Field(description="URI that identifies the type of problem; for programs")
-    title: str = Field(description="short name of the type")
-    status: int = Field(ge=400, le=599, description="HTTP status")
-    detail: str = Field(description="what is wrong, in one sentence")
-    errors: list[FieldProblem] | None = Field(
-        default=None, description="the invalid fields, if the body has any"
-    )
+    type: str
+    """URI that identifies the type of problem; for programs"""
+    title: str
+    """short name of the type"""
+    status: int = Field(ge=400, le=599)
+    """HTTP status"""
+    detail: str
+    """what is wrong, in one sentence"""
+    errors: list[FieldProblem] | None = None
+    """the invalid fields, if the body has any"""
 
 
 class Predicted(Schema):
     """The result of a valid job of a batch."""
 
-    prediction: Prediction | SomeFields = Field(  # type: ignore[valid-type]
-        description="the whole prediction, or the fields that the request chooses"
-    )
+    prediction: Prediction | SomeFields  # type: ignore[valid-type]
+    """the whole prediction, or the fields that the request chooses"""
 
 
 class Refused(Schema):
@@ -398,7 +414,8 @@ class Refused(Schema):
 class BatchPrediction(Schema):
     """One result per job, in order."""
 
-    failed: int = Field(ge=0, description="number of invalid jobs")
+    failed: int = Field(ge=0)
+    """number of invalid jobs"""
     results: list[Predicted | Refused]
 
 
@@ -412,7 +429,8 @@ class Readiness(Schema):
     """A tested release is served."""
 
     status: Literal["ready"]
-    families: list[str] = Field(description="the families of jobs that a model is loaded for")
+    families: list[str]
+    """the families of jobs that a model is loaded for"""
 
 
 # Requests
@@ -451,12 +469,10 @@ FreeMib = Annotated[
 class Device(Schema):
     """One device of a site, as it is now."""
 
-    id: str = Field(
-        min_length=1,
-        max_length=MAX_DEVICE_NAME,
-        description="the caller's name for it, such as an index or a UUID",
-    )
-    gpu: str = Field(description="its GPU model, by a name in /v1/gpus", examples=["A100"])
+    id: str = Field(min_length=1, max_length=MAX_DEVICE_NAME)
+    """the caller's name for it, such as an index or a UUID"""
+    gpu: str = Field(examples=["A100"])
+    """its GPU model, by a name in /v1/gpus"""
     mig: MigName = None
     free_mib: FreeMib = None
 
@@ -468,24 +484,17 @@ class PredictOptions(Schema):
     """The options of a prediction."""
 
     coverage: Coverage = None
-    bin_width_mib: Annotated[int, Field(ge=MIN_BIN_WIDTH_MIB, le=MAX_BIN_WIDTH_MIB)] | None = Field(
-        None,
-        description="width of the bins in MiB; by default 1,024, up to the capacity of the GPU",
-    )
-    bins: Annotated[str, OneOf(PUBLISHED_BINS)] | None = Field(
-        None, description="a published bin scheme by name, instead of a width"
-    )
-    gpu: GpuName | None = Field(
-        None, description="the GPU, by a name in /v1/gpus; by default the service's"
-    )
+    bin_width_mib: Annotated[int, Field(ge=MIN_BIN_WIDTH_MIB, le=MAX_BIN_WIDTH_MIB)] | None = None
+    """width of the bins in MiB; by default 1,024, up to the capacity of the GPU"""
+    bins: Annotated[str, OneOf(PUBLISHED_BINS)] | None = None
+    """a published bin scheme by name, instead of a width"""
+    gpu: GpuName | None = None
+    """the GPU, by a name in /v1/gpus; by default the service's"""
     encoder: Encoder = None
-    fits: bool | GpuNames | None = Field(
-        None,
-        description="decide what the job fits: true for the whole catalogue, or names as in /v1/gpus or such as A100/3g.20gb",
-    )
-    devices: Devices | None = Field(
-        None, description="devices that the job may fit, with their free memory"
-    )
+    fits: bool | GpuNames | None = None
+    """decide what the job fits: true for the whole catalogue, or names as in /v1/gpus or such as A100/3g.20gb"""
+    devices: Devices | None = None
+    """devices that the job may fit, with their free memory"""
 
 
 class PredictRequest(PredictOptions):
@@ -497,29 +506,26 @@ class PredictRequest(PredictOptions):
 class BatchRequest(PredictOptions):
     """Many jobs, and the options of their predictions."""
 
-    jobs: list[Job] = Field(
-        description="the jobs; an invalid one does not fail the others",
-        json_schema_extra={"maxItems": MAX_JOBS},
-    )
+    jobs: list[Job] = Field(json_schema_extra={"maxItems": MAX_JOBS})
+    """the jobs; an invalid one does not fail the others"""
     fields: (
         Annotated[list[Annotated[str, OneOf(PREDICTION_FIELDS)]], Field(min_length=1)] | None
-    ) = Field(None, description="the fields of each prediction to answer; all by default")
+    ) = None
+    """the fields of each prediction to answer; all by default"""
 
 
 class BatchSizesRequest(Schema):
     """A job whose largest batch size is to be found, and the GPU that it is to run on."""
 
-    job: Job = Field(description="the job; its own batch size and traced peak are ignored")
+    job: Job
+    """the job; its own batch size and traced peak are ignored"""
     coverage: Coverage = None
     encoder: Encoder = None
-    gpu: GpuName | None = Field(
-        None,
-        description="the GPU, by a name in /v1/gpus or such as A100/3g.20gb; by default the service's",
-    )
+    gpu: GpuName | None = None
+    """the GPU, by a name in /v1/gpus or such as A100/3g.20gb; by default the service's"""
     mig: MigName = None
     free_mib: FreeMib = None
     max_batch: Annotated[int, Field(ge=1, le=MAX_ASKED_BATCH)] | None = Field(
-        None,
-        description="the largest batch size to consider",
-        json_schema_extra={"default": DEFAULT_MAX_BATCH},
+        None, json_schema_extra={"default": DEFAULT_MAX_BATCH}
     )
+    """the largest batch size to consider"""

@@ -99,29 +99,29 @@ class RefusedObservation(Schema):
 class ObservationResults(Schema):
     """One result per observation, in order."""
 
-    failed: int = Field(ge=0, description="number of observations that were not stored")
+    failed: int = Field(ge=0)
+    """number of observations that were not stored"""
     results: list[ObservedResult | RefusedObservation]
 
 
 class Worth(Schema):
     """Coverage and error of predictions, compared with what the jobs used."""
 
-    judged: int = Field(
-        ge=0, description="jobs whose observation can confirm or contradict the safe bytes"
-    )
-    covered: int = Field(ge=0, description="of these, jobs within the safe bytes")
-    coverage: float | None = Field(description="covered / judged")
-    promised_coverage: float | None = Field(description="mean of the requested coverages")
-    median_error_percent: float | None = Field(
-        description="median of expected minus observed, in percent of the observed"
-    )
+    judged: int = Field(ge=0)
+    """jobs whose observation can confirm or contradict the safe bytes"""
+    covered: int = Field(ge=0)
+    """of these, jobs within the safe bytes"""
+    coverage: float | None
+    """covered / judged"""
+    promised_coverage: float | None
+    """mean of the requested coverages"""
+    median_error_percent: float | None
+    """median of expected minus observed, in percent of the observed"""
     median_absolute_error_percent: float | None
-    under_prediction_rate: float | None = Field(
-        description="share of the jobs that used more than expected"
-    )
-    waste_share: float | None = Field(
-        description="share of the safe bytes that was not used, over the covered jobs"
-    )
+    under_prediction_rate: float | None
+    """share of the jobs that used more than expected"""
+    waste_share: float | None
+    """share of the safe bytes that was not used, over the covered jobs"""
 
 
 class SideBySide(Schema):
@@ -138,10 +138,10 @@ class ObservedGroup(Schema):
     gpu: str
     release: str
     observations: int = Field(ge=0)
-    oom: int = Field(ge=0, description="jobs that ran out of memory")
-    without_limit: dict[str, int] = Field(
-        description="predictions without a limit, by the option or feature that the model does not know; what to measure next"
-    )
+    oom: int = Field(ge=0)
+    """jobs that ran out of memory"""
+    without_limit: dict[str, int]
+    """predictions without a limit, by the option or feature that the model does not know; what to measure next"""
     champion: Worth
     challenger: SideBySide | None
 
@@ -152,16 +152,16 @@ class ObservationSummary(Schema):
     days: float
     observations: int = Field(ge=0)
     oom: int = Field(ge=0)
-    without_prediction: int = Field(
-        ge=0,
-        description="observations with a job and no prediction; kept for training, not compared",
-    )
-    on_another_gpu: int = Field(
-        ge=0, description="observations from another GPU than predicted; not compared"
-    )
-    sources: dict[str, int] = Field(description="observations by the source of their peak")
-    compared: int = Field(ge=0, description="observations in the groups below")
-    complete: bool = Field(description="whether these are all observations and not only the newest")
+    without_prediction: int = Field(ge=0)
+    """observations with a job and no prediction; kept for training, not compared"""
+    on_another_gpu: int = Field(ge=0)
+    """observations from another GPU than predicted; not compared"""
+    sources: dict[str, int]
+    """observations by the source of their peak"""
+    compared: int = Field(ge=0)
+    """observations in the groups below"""
+    complete: bool
+    """whether these are all observations and not only the newest"""
     groups: list[ObservedGroup]
 
 
