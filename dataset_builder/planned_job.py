@@ -142,11 +142,7 @@ class PlannedJob:
 
     def to_dict(self) -> Document:
         """JSON-ready; :func:`parse_planned` is the inverse."""
-        return {
-            "family": self.family,
-            "architecture": asdict(self.architecture),
-            "options": self.options.to_dict(),
-        }
+        return asdict(self) | {"options": self.options.to_dict()}
 
 
 def parse_planned(document: Mapping[str, Any]) -> PlannedJob:

@@ -91,11 +91,7 @@ class Extraction:
 
 def extraction_to_dict(extraction: Extraction) -> Document:
     """The JSON object ``{"job", "layer_names", "notes"}``."""
-    return {
-        "job": job_to_dict(extraction.job),
-        "layer_names": list(extraction.layer_names),
-        "notes": list(extraction.notes),
-    }
+    return asdict(extraction) | {"job": job_to_dict(extraction.job)}
 
 
 def extraction_from_dict(document: Mapping[str, Any]) -> Extraction:

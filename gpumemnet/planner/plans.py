@@ -202,11 +202,7 @@ class PlanRequest:
 
 def plan_to_dict(plan: Plan) -> Document:
     """Return ``plan`` as a JSON object."""
-    values = asdict(plan)
-    values["decisions"] = {name: str(decision) for name, decision in plan.decisions.items()}
-    for name in ("units", "notes"):
-        values[name] = list(values[name])
-    return {"format": PLAN_FORMAT, "version": PLAN_VERSION, **values}
+    return {"format": PLAN_FORMAT, "version": PLAN_VERSION, **asdict(plan)}
 
 
 def plan_from_dict(document: object) -> Plan:
@@ -228,12 +224,13 @@ def plan_from_dict(document: object) -> Plan:
         problem = "is missing" if name in known else "is not a field of a plan"
         raise InvalidRequestError(problem, f"plan.{name}")
     for name in ("units", "notes"):
-        if not isinstance(values[name], list):
+        if not isinstance(values[name], list | tuple):
             raise InvalidRequestError(
                 f"must be a list of texts, not {describe(values[name])}", f"plan.{name}"
             )
-        values[name] = tuple(values[name])
-    return Plan(**{**values, "decisions": checked_decisions(values["decisions"], "plan.decisions")})
+    values["decisions"] = checked_decisions(values["decisions"], "plan.decisions")
+    plan: Plan = from_json(Plan, values)
+    return plan
 
 
 def load_plan(path: Path | str) -> Plan:
@@ -343,11 +340,10 @@ def plan_answer_to_dict(answer: PlanAnswer) -> Document:
     return {
         "outcome": answer.outcome,
         "budget_bytes": answer.budget_bytes,
+        **asdict(answer),
         "before": answer_to_dict(answer.before),
         "plan": None if answer.plan is None else plan_to_dict(answer.plan),
         "after": None if answer.after is None else answer_to_dict(answer.after),
-        "reason": answer.reason,
-        "alternatives": [asdict(each) for each in answer.alternatives],
     }
 
 

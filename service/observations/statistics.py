@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from itertools import compress
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -191,16 +192,17 @@ def read_alarms(connection: Connection, window: int) -> list[Alarm]:
         # Some observations do not test their bound; twice the window leaves room for them.
         question = _compared().where(OBSERVATIONS.c.family == family).limit(2 * window)
         if rows := connection.execute(question).all():
-            kept = _kept(rows, _column(rows, "safe_bytes"))
-            judged = np.flatnonzero(~np.isnan(kept))[:window]
-            promised = _column(rows, "coverage")[judged]
-            probability = miss_probability(promised.tolist(), int((kept[judged] == 0).sum()))
+            is_judged = ~np.isnan(_kept(rows, _column(rows, "safe_bytes")))
+            judged = list(compress(rows, is_judged))[:window]
+            worth = _worth(judged)
+            misses = worth["judged"] - worth["covered"]
+            probability = miss_probability((row.coverage for row in judged), misses)
             alarms.append(
                 Alarm(
                     family,
                     probability < ALARM_PROBABILITY,
-                    _mean(kept[judged]),
-                    _mean(promised),
+                    worth["coverage"],
+                    worth["promised_coverage"],
                     median(error_ratios(rows[:window])),
                 )
             )
@@ -226,22 +228,17 @@ def _compared() -> Select[Any]:
 
 def _counts(connection: Connection, since: float) -> Document:
     observed, predicted = OBSERVATIONS.c, PREDICTIONS.c
+    kinds = (
+        observed.source,
+        observed.oom,
+        observed.prediction_id.is_not(None).label("predicted"),
+        (predicted.gpu == observed.gpu).label("same_gpu"),
+    )
     question = (
-        select(
-            observed.source,
-            observed.oom,
-            observed.prediction_id.is_not(None).label("predicted"),
-            (predicted.gpu == observed.gpu).label("same_gpu"),
-            func.count().label("number"),
-        )
+        select(*kinds, func.count().label("number"))
         .outerjoin(PREDICTIONS, predicted.id == observed.prediction_id)
         .where(observed.received_at >= since)
-        .group_by(
-            observed.source,
-            observed.oom,
-            observed.prediction_id.is_not(None),
-            predicted.gpu == observed.gpu,
-        )
+        .group_by(*kinds)
     )
     rows = connection.execute(question).all()
     sources: Counter[str] = Counter()
