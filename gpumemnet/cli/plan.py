@@ -39,12 +39,13 @@ from gpumemnet.cli.trace import (
     COLOURS,
     Loss,
     amount_cells,
-    amount_text,
+    amounts_text,
     attention_kernel,
     check_plot,
     is_given,
     launched,
     peak_text,
+    show_verdict,
     verdict_text,
 )
 from gpumemnet.cudnn.session import OFF
@@ -55,7 +56,6 @@ from gpumemnet.planner.api import plan_file, plan_named, plan_script, within_bud
 from gpumemnet.planner.plans import (
     DECISION_TEXTS,
     DEFAULT_PLANNER,
-    FITS,
     NO_PLAN,
     PLANNERS,
     Alternative,
@@ -249,20 +249,7 @@ def show_plan(
         is_named: whether Hugging Face's trainers train the model.
     """
     before = answer.before
-    console.print(_need(answer))
-    console.print(
-        Text(
-            ", ".join(
-                (
-                    before.model,
-                    f"batch size {before.batch_size:,}",
-                    *training,
-                    f"loss: {before.loss}",
-                )
-            ),
-            style="dim",
-        )
-    )
+    show_verdict(before, training, console)
     print_facts(console, "", [("peak", peak_text(before.peak)), ("safe", before.safe_basis)])
     if answer.plan is not None and answer.after is not None:
         _show_plan(answer.plan, answer.after, console, is_named)
@@ -275,25 +262,9 @@ def show_plan(
         console.print(Text.assemble(("note: ", "bold"), note))
 
 
-def _need(answer: PlanAnswer) -> Text:
-    before = answer.before
-    amounts = (
-        f"{amount_text(before.expected_bytes)} expected, {amount_text(before.safe_bytes)} safe"
-    )
-    verdict = before.verdict
-    headline = (
-        "Fits as it is" if answer.outcome == FITS else verdict_text(verdict).plain.capitalize()
-    )
-    colour = f"bold {COLOURS[verdict]}"
-    return Text.assemble(
-        (f"{headline}", colour),
-        f": {amounts}, {amount_text(before.available_bytes)} available on {before.gpu}",
-    )
-
-
 def _show_plan(plan: Plan, after: TraceAnswer, console: Console, is_named: bool) -> None:
-    amounts = f"{amount_text(after.expected_bytes)} expected, {amount_text(after.safe_bytes)} safe"
-    console.print(Text.assemble("\n", ("A plan fits", f"bold {COLOURS[YES]}"), f": {amounts}"))
+    headline = ("A plan fits", f"bold {COLOURS[YES]}")
+    console.print(Text.assemble("\n", headline, f": {amounts_text(after)}"))
     facts = [
         (DECISION_TEXTS[decision], units) for decision, units in units_by_decision(plan).items()
     ]

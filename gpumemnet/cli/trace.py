@@ -321,27 +321,9 @@ def _batches(text: str | None) -> tuple[int, ...]:
 
 
 def show_trace(answer: TraceAnswer, training: Sequence[str], console: Console) -> None:
-    """Prints a trace: the verdict, the parts of the memory, the peak and the assumptions.
-
-    Args:
-        answer: the trace.
-        training: how the model is trained, in words.
-        console: where to print it.
-    """
-
-    console.print(_verdict(answer))
-    if answer.host is not None and answer.host.node_bytes >= MIB:
-        console.print(_host_verdict(answer.host))
-    workspaces = answer.convolution_workspaces
-    source = (f"convolution workspaces: {workspaces}",) if workspaces else ()
-    job = (
-        answer.model,
-        f"batch size {answer.batch_size:,}",
-        *training,
-        f"loss: {answer.loss}",
-        *source,
-    )
-    console.print(Text(", ".join(job), style="dim"))
+    """Prints a trace: the verdict, the parts of the memory, the peak and the assumptions; arguments
+    as those of :func:`show_verdict`."""
+    show_verdict(answer, training, console)
     _show_parts(answer, console)
     _show_peak(answer, console)
     if answer.batches or answer.max_batch_size is not None:
@@ -359,6 +341,29 @@ def show_trace(answer: TraceAnswer, training: Sequence[str], console: Console) -
         for item in answer.not_included:
             bullets.add_row(Text(" ·", style="dim"), Text(item, style="dim"))
         console.print(bullets)
+
+
+def show_verdict(answer: TraceAnswer, training: Sequence[str], console: Console) -> None:
+    """Prints whether a job fits, and what it is.
+
+    Args:
+        answer: the trace.
+        training: how the model is trained, in words.
+        console: where to print it.
+    """
+    console.print(_verdict(answer))
+    if answer.host is not None and answer.host.node_bytes >= MIB:
+        console.print(_host_verdict(answer.host))
+    workspaces = answer.convolution_workspaces
+    source = (f"convolution workspaces: {workspaces}",) if workspaces else ()
+    job = (
+        answer.model,
+        f"batch size {answer.batch_size:,}",
+        *training,
+        f"loss: {answer.loss}",
+        *source,
+    )
+    console.print(Text(", ".join(job), style="dim"))
 
 
 def _show_phases(answer: TraceAnswer, console: Console) -> None:
@@ -379,10 +384,9 @@ def _show_phases(answer: TraceAnswer, console: Console) -> None:
 def _verdict(answer: TraceAnswer) -> Text:
     text = "a lower bound for" if answer.verdict == UNKNOWN else VERDICT_TEXTS[answer.verdict]
     headline = (f"{text[0].upper()}{text[1:]} {answer.gpu}", f"bold {COLOURS[answer.verdict]}")
-    amounts = ", ".join(f"{amount_text(size)} {name}" for name, size in answer.amounts)
     available = "" if answer.fits else f", {amount_text(answer.available_bytes)} available"
     each = "" if answer.ranks == 1 else f" on each of {answer.ranks:,} GPUs"
-    return Text.assemble(headline, f": {amounts}{available}{each}")
+    return Text.assemble(headline, f": {amounts_text(answer)}{available}{each}")
 
 
 def _host_verdict(host: HostMemory) -> Text:
@@ -412,6 +416,11 @@ def check_plot(path: Path | None) -> None:
 
     picture_format(path)
     check_writable(path, "plot")
+
+
+def amounts_text(answer: TraceAnswer) -> str:
+    """Returns the expected and the safe amount."""
+    return ", ".join(f"{amount_text(size)} {name}" for name, size in answer.amounts)
 
 
 def amount_text(amount_bytes: int) -> str:

@@ -132,7 +132,7 @@ def test_a_job_that_fits_needs_no_plan(capfd: pytest.CaptureFixture[str], tmp_pa
         == 0
     )
     shown = capfd.readouterr()
-    assert shown.out.startswith("Fits as it is: ")
+    assert shown.out.startswith("Fits NVIDIA GeForce RTX 4090: ")
     assert shown.err == "there is no plan to write\n"
     assert "<svg" in (tmp_path / "plan.svg").read_text()
 
