@@ -237,9 +237,10 @@ def play(gpu: PlayedGpu) -> None:
         return attend(*args, **named)
 
     def placed(make: Any) -> Any:
-        def made(given: Tensor, *args: Any, **named: Any) -> Any:
-            with gpu.placing(gpu.holds(given)):  # C++ makes it from nothing that is marked
-                return make(given, *args, **named)
+        def made(*args: Any, **named: Any) -> Any:
+            inputs = argument_tensors(args, named)
+            with gpu.placing(any(map(gpu.holds, inputs))):  # C++ makes it from nothing marked
+                return make(*args, **named)
 
         return made
 
@@ -313,6 +314,7 @@ def play(gpu: PlayedGpu) -> None:
             },
         ),
         (F, {"scaled_dot_product_attention": attention, "one_hot": placed(F.one_hot)}),
+        (torch._C._nn, {"pad_sequence": placed(torch._C._nn.pad_sequence)}),
     )
     for place, functions in replacements:
         for name, function in functions.items():
