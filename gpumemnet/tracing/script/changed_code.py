@@ -175,7 +175,8 @@ class _Changing(ast.NodeTransformer):
         )
         line = f"{self._file} line {test.lineno} ({ast.unparse(test)})"
         is_position = stays and not self._positions.isdisjoint(numbers)
-        about: Any = line, self._leaves, stays, ast.Mod in kinds, is_position
+        sizes = tuple(text.startswith("len(") for text in numbers)
+        about: Any = line, self._leaves, stays, ast.Mod in kinds, is_position, sizes
         asked = _call(
             CONDITION,
             ast.Constant(about),
@@ -254,8 +255,10 @@ def _call(name: str, *arguments: Any) -> ast.Call:
 def _numbers(code: ast.AST) -> Iterator[ast.expr | None]:
     """Yield the variables in code that computes with numbers, and ``None`` for other code."""
     match code:
-        case ast.Constant() | ast.Call(ast.Name("len")):
+        case ast.Constant():
             return
+        case ast.Call(ast.Name("len")):
+            yield code
         case ast.Call(ast.Attribute() | ast.Name(), []) if _called_name(code) in _CLOCKS:
             yield code
         case ast.Name() | ast.Attribute() | ast.Subscript(slice=ast.Constant()):

@@ -27,6 +27,7 @@ from __future__ import annotations
 import ast
 import builtins
 import sys
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -72,6 +73,8 @@ _AHEAD: Final = 100_000
 """How many later numbers of a counter are tried."""
 _POWERS: Final = 50
 """The same of a counter whose condition stays so: each power of 2 later."""
+_FAR: Final = range(2**40)
+"""How much longer something may become."""
 _NUMBERS: Final = {int, float}
 _FEW: Final = 8
 """Numbers of a loop that each change a condition, such as where a network grows, or is kept."""
@@ -109,6 +112,7 @@ class _Condition:
         repeats: whether it holds for multiples; the first of them, 0, is often left out or has no
             state of an optimizer yet, and the second one meets what the first has left.
         is_position: whether it compares a position in data.
+        sizes: for each number, whether it is the length of something, which a script may keep.
         seen: whether it held, so far.
         step: the last step at which it was met.
         now: the numbers for which it was asked last.
@@ -122,6 +126,7 @@ class _Condition:
     stays: bool
     repeats: bool
     is_position: bool
+    sizes: tuple[bool, ...]
     seen: set[Any] = field(default_factory=set)
     step: int = 0
     now: tuple[float, ...] = ()
@@ -248,6 +253,10 @@ class Loops:
         """Places of conditions on counters that were never so, or always."""
         self.turned: dict[str, int] = {}
         """What was taken the other way before its time → after how many events."""
+        self.sizes: dict[str, float] = {}
+        """Place of a condition on the length of something that grows → steps before it is other."""
+        self.queues: dict[str, int] = {}
+        """Queues of a longest length → bytes that they will hold more."""
         self._running: list[_Running] = []
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._tops: defaultdict[str, int] = defaultdict(int)
@@ -453,6 +462,13 @@ class Loops:
         def is_other(value: float) -> bool:
             return str(at(value)) != shown
 
+        if known.sizes[
+            counter
+        ]:  # such as where a memory is full, and from then on loses its oldest
+            more = bisect_left(_FAR, True, key=lambda each: is_other(value + each))
+            if known.stays and more < len(_FAR):
+                self.sizes[known.line] = more / (value - last[counter])
+            return holds
         loops = [
             each for each in self._running if value in each.numbers[each.given - 1 : each.given]
         ]

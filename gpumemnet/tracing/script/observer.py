@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -246,6 +247,7 @@ class ScriptObserver:
         """Note the calls that the trace ended in, if a library trains, and loops whose rounds make
         optimizers."""
         self._held = self._optimizers()  # the script's frames go with the error
+        self._learn_queues()
         if self.has_enough_steps and self.recorder.phase == GENERATION:
             self.notes[GENERATION] = self._generation.sentence
         calls = user_calls(error)
@@ -585,7 +587,20 @@ class ScriptObserver:
             left,
             tuple(sentences),
             tuple(self._states.values()),
+            self.loops.sizes,
+            self.loops.queues,
         )
+
+    def _learn_queues(self) -> None:
+        """Learn what queues of a longest length, such as memories of a replay, will hold more."""
+        sizes = self.recorder.timeline().sizes
+        for each in gc.get_objects():
+            if type(each) is deque and each and each.maxlen is not None:
+                numbers = {*self.recorder.numbers_of(tensors_in([*each]))}
+                held = sum(sizes[number] for number in numbers)
+                more = held * (each.maxlen - len(each)) // len(each)
+                if more >= MIB:
+                    self.loops.queues[f"a queue of at most {each.maxlen:,}"] = more
 
     def _learn_state(self, optimizer: Optimizer) -> None:
         """Learn which storages hold the state of an optimizer, which may be gone at the end."""

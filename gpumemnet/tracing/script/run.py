@@ -70,7 +70,7 @@ from gpumemnet.tracing.script.processes import (
 )
 from gpumemnet.tracing.script.read_values import ReadValues
 from gpumemnet.tracing.script.simulated_cuda import GPU
-from gpumemnet.tracing.script.whole_run import WholeRun, grown_bytes
+from gpumemnet.tracing.script.whole_run import LEAST_GROWTH, WholeRun, grown_bytes
 from gpumemnet.tracing.timeline import (
     LongRun,
     Timeline,
@@ -257,16 +257,21 @@ def result_of_script(run: ScriptRun, call: ScriptCall, with_curve: bool = False)
                 **arguments,
             )
     late, held_bytes = 0, answer.parts["optimizer_state"]
+    filling = 0 if whole is None else whole.filling_bytes
     if whole is not None and answer.peak.phase != "build":
         is_later = answer.peak.step > len(run.timeline.step_starts) - 1
         end = len(whole.timeline.events if is_later else run.timeline.events)
         late = whole.late_bytes(min(answer.peak.event, end - 1), held_bytes)
     return replace(
         answer,
-        expected_bytes=answer.expected_bytes + late,
-        requested_bytes=answer.requested_bytes + late,
-        parts={**answer.parts, "optimizer_state": held_bytes + late},
-        safe_bytes=answer.safe_bytes + late + run.later_bytes,
+        expected_bytes=answer.expected_bytes + late + filling,
+        requested_bytes=answer.requested_bytes + late + filling,
+        parts={
+            **answer.parts,
+            "optimizer_state": held_bytes + late,
+            "buffer": answer.parts["buffer"] + filling,
+        },
+        safe_bytes=answer.safe_bytes + late + filling + run.later_bytes,
         branches=run.branches,
         selections=run.selections,
         phases=phases,
@@ -492,9 +497,19 @@ def _shown(
     if observer.is_lower_bound and not observer.has_stepped:
         timeline = up_to_peak(timeline)
     growth = grown_bytes(timeline)
-    if growth >= MIB and whole is not None and (len(whole.rises) < 2 or sum(whole.rises) > 1):
+    filling = 0 if whole is None else whole.filling_bytes
+    if filling:
         values.note_once(
-            f"the memory on the GPU grows by {growth / MIB:,.1f} MiB with every step: the script keeps tensors of earlier steps"
+            f"the script gathers on the GPU for longer than was traced, and {filling / MIB:,.0f} MiB more are counted, "
+            f"as {'; '.join(whole.queues or whole.full) if whole else ''} tells"
+        )
+    elif (
+        growth >= LEAST_GROWTH
+        and whole is not None
+        and (len(whole.rises) < 2 or sum(whole.rises) > 1)
+    ):
+        values.note_once(
+            f"the memory on the GPU grows by {growth / MIB:,.2f} MiB with every step: the script keeps tensors of earlier steps"
         )
     elif whole is not None and sum(whole.rises) > 1:
         values.note_once(

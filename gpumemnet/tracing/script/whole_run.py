@@ -51,6 +51,8 @@ MORE_SECONDS: Final = 5.0
 """CPU time that they take at least: those of tiny tensors take little."""
 MORE_EVENTS_OF_GENERATION: Final = 100_000
 """The same if the run generates, as no two of its passes are equal, and for what follows the steps."""
+LEAST_GROWTH: Final = 2**14
+"""Bytes by which memory grows with every step, where that counts: not those of losses in a list."""
 GENERATION: Final = "generation"
 """Name of its phase."""
 _SIZE: Final = re.compile(r"(?!num)(?!.*batches).*batch", re.IGNORECASE)
@@ -110,6 +112,10 @@ class WholeRun:
     left_bytes: int
     sentences: tuple[str, ...]
     state: tuple[tuple[int, ...], ...]
+    full: Mapping[str, float]
+    """Condition on the length of something that grows → steps before it is other."""
+    queues: Mapping[str, int]
+    """Queues of a longest length → bytes that they will hold more."""
 
     def late_bytes(self, peak: int, held_bytes: int) -> int:
         """Return the optimizer state that is not there at an event, of optimizers that step by the
@@ -138,7 +144,16 @@ class WholeRun:
         steps = range(1, len(self.timeline.step_starts) - 1)
         ends = list(accumulate(grown_bytes(self.timeline, step) for step in steps))
         tops = accumulate(ends, max, initial=0)  # a larger batch than the last leaves more, too
-        return [end - top >= MIB for end, top in zip(ends, tops, strict=False)][-3:]
+        return [end - top >= LEAST_GROWTH for end, top in zip(ends, tops, strict=False)][-3:]
+
+    @property
+    def filling_bytes(self) -> int:
+        """What the script gathers after the steps that were traced, where a condition on a length
+        tells for how long, or the longest length of a queue."""
+        if self.queues or not self.full:
+            return sum(self.queues.values())
+        each = min(grown_bytes(self.timeline, step) for step in (-4, -3))
+        return round(max(each, 0) * min(self.full.values()))
 
 
 def grown_bytes(timeline: Timeline, step: int = -2) -> int:
