@@ -244,9 +244,9 @@ class Loops:
         self._recorder, self._is_inside, self.trained = recorder, is_inside, trained
         self._is_cut, self._generates, self._number_of = is_cut, generates, number_of
         self._conditions: dict[Hashable, _Condition] = {}
-        self._asked: dict[Hashable, tuple[tuple[int, int], int]] = {}
-        """Place of a condition → the step and batch at which it was asked for last, and how often
-        before: each of several milestones is a condition of its own."""
+        self._asked: dict[Hashable, tuple[tuple[int, int], int, tuple[float, ...]]] = {}
+        """Place of a condition → the step and batch at which it was asked for last, how often
+        before, and the first numbers: each of several milestones is a condition of its own."""
         self._vary: set[Hashable] = set()
         """Places of conditions on numbers that are no counters, such as letters of a text."""
         self.waiting: dict[str, None] = {}
@@ -421,15 +421,17 @@ class Loops:
         step = self.trained()[0]
         moment = step, self._batches()[0]
         asked = about, sys._getframe(2).f_lineno
-        before, times = self._asked.get(asked, (moment, -1))
-        times = min(times + 1, _FEW) if before == moment else 0
-        self._asked[asked] = moment, times
+        before, times, firsts = self._asked.get(asked, (moment, -1, values))
+        if before != moment:
+            times, firsts = -1, values
+        times = min(times + 1, _FEW)
+        self._asked[asked] = moment, times, firsts
         place = *asked, times
         known = self._conditions.get(place)
         if known is None:
             known = self._conditions[place] = _Condition(*about)
             known.stays |= type(holds) is not bool
-        if known.now > values != known.first and times == _FEW:
+        if known.now > values not in (known.first, firsts) and times == _FEW:
             self._vary.add(asked)  # no counter falls within a step, other than to its first value
         known.now = values
         if known.later is not None:

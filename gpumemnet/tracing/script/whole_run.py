@@ -294,10 +294,12 @@ class Loaders:
         long as the first of them is as it was."""
         known, drawn = self._made.setdefault(loader, {}), self.drawn.get(loader, {})
         first = numbers[0]
-        with unseen():
-            size = 0 if first in drawn else _size(_samples(loader, [first])[0])
-            if _are_alike(size, known.get(what, (inf,))[0]):
-                return deepcopy(known[what][1])
+        size = 0
+        with suppress(Exception), unseen():  # not each sample makes a batch
+            if first not in drawn:
+                size = _size(loader.collate_fn(_samples(loader, [first])))
+        if _are_alike(size, known.get(what, (inf,))[0]):
+            return deepcopy(known[what][1])
         batch = _collated(loader, numbers, drawn)
         tensors = tensors_in(batch)
         is_small = sum(each.nbytes for each in tensors) < _MOST_KEPT_BYTES
@@ -441,7 +443,8 @@ class _Batches:
             is_known = self._count > 0  # what the code computes of them is not traced
             if is_known and left < 0:
                 raise StopIteration
-        known = self._loaders.again(self._loader) if is_known else None
+        # The data set may give others in this epoch: its first batch is its own.
+        known = self._loaders.again(self._loader) if is_known and self._given > 1 else None
         return self._loaders.given(self._loader, next(self._batches)) if known is None else known
 
     def _is_cheap(self, left: int) -> bool:

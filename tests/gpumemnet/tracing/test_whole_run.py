@@ -683,6 +683,33 @@ for i in range(9999):
         1172 + 128 + WORKSPACE,
         "a queue of at most 3,000",
     ),
+    "later": Case(  # an epoch sets the size that its samples have, and a collate function cuts to it
+        """
+class Rows(Dataset):
+    size = 8
+    def __len__(self): return 64
+    def __getitem__(self, number): return torch.zeros(self.size, 4096)
+def collate(rows): return torch.cat([row[:cut] for row in rows])
+model, rows, cut = wide(1), Rows(), 9999
+cropped, optimizer = [DataLoader(rows, 4), DataLoader([torch.zeros(500 + i, 4096) for i in range(9)], 4, collate_fn=collate)], torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(5):
+    rows.size, cut = {4: 2048}.get(epoch, 8), {3: 500}.get(epoch, 1)
+    for loader in cropped:
+        for x in loader: step(optimizer, model(x.cuda()).mean())
+""",
+        128 + 2 * 128,
+        128 + 2 * 128 + WORKSPACE + 110,  # and for the sum of a gradient of the bias
+    ),
+    "stages": Case(  # more of them than conditions of one step are told apart
+        """
+model, stages = wide(1), {0: 8, 50: 64, 90: 128, 130: 8192}
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(150):
+    for _ in range(3): step(optimizer, model(torch.zeros(max(v for k, v in stages.items() if k <= i), 4096).cuda()).mean())
+""",
+        128 + 2 * 128,
+        128 + 3 * 128 + WORKSPACE,
+    ),
     "first": Case(  # a large batch comes before there is optimizer state, and comes again
         """
 model = wide(4)
