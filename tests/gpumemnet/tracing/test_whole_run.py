@@ -691,7 +691,8 @@ class Rows(Dataset):
     def __getitem__(self, number): return torch.zeros(self.size, 4096)
 def collate(rows): return torch.cat([row[:cut] for row in rows])
 model, rows, cut = wide(1), Rows(), 9999
-cropped, optimizer = [DataLoader(rows, 4), DataLoader([torch.zeros(500 + i, 4096) for i in range(9)], 4, collate_fn=collate)], torch.optim.SGD(model.parameters(), lr=0.1)
+long = [torch.zeros(500 + i, 4096) for i in range(9)]
+cropped, optimizer = [DataLoader(rows, 4), DataLoader(long, 4, collate_fn=collate)], torch.optim.SGD(model.parameters(), lr=0.1)
 for epoch in range(5):
     rows.size, cut = {4: 2048}.get(epoch, 8), {3: 500}.get(epoch, 1)
     for loader in cropped:
