@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 from anyio import CapacityLimiter, to_thread
 from prometheus_client import Counter, Gauge
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection
 from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
 from gpumemnet.atomic_files import Document
@@ -208,7 +208,7 @@ class ObservationStore:
         answer_seconds: how long a request waits for its observation to be stored.
 
     Raises:
-        DatabaseError: when the URL cannot be used.
+        DatabaseError: when the URL cannot be used, or its driver is not installed.
     """
 
     def __init__(
@@ -223,7 +223,6 @@ class ObservationStore:
         self._url = database_url(address)
         self._queue_size = queue_size
         self._retention_seconds = prediction_retention_days * SECONDS_PER_DAY
-        self._busy_seconds = busy_seconds
         self._answer_seconds = answer_seconds
         self._lock = threading.Lock()
         self._predictions = PredictionQueue()
@@ -231,8 +230,10 @@ class ObservationStore:
         self._wake = threading.Event()
         self._stopping = False
         self._thread: threading.Thread | None = None
-        self._engine: Engine | None = None
-        self._reading_engine: Engine | None = None
+        # Both connect when they are first used, which is after any fork.
+        self._engine = make_engine(self._url, busy_seconds=busy_seconds)
+        self._reading_engine = make_engine(self._url, busy_seconds=busy_seconds)
+        self._has_tables = False
         self._reading_turn: CapacityLimiter | None = None
         self._away: str | None = None
         self._complained = False
@@ -269,8 +270,7 @@ class ObservationStore:
             self._wake.set()
             thread.join()
             self._thread = None
-        if self._reading_engine is not None:
-            self._reading_engine.dispose()
+        self._reading_engine.dispose()
 
     def record(self, records: RecordBatch) -> None:
         """Queue predictions; never blocks, never raises, and drops those that exceed the queue."""
@@ -345,8 +345,6 @@ class ObservationStore:
         return await to_thread.run_sync(self._read_now, read, limiter=self._reading_turn)
 
     def _read_now(self, read: Callable[[Connection], Any]) -> Any:
-        if self._reading_engine is None:
-            self._reading_engine = make_engine(self._url, busy_seconds=self._busy_seconds)
         try:
             with reading(self._reading_engine) as connection:
                 return read(connection)
@@ -404,9 +402,7 @@ class ObservationStore:
                 time.sleep(RETRY_SECONDS)
             if stopping:
                 break
-        if self._engine is not None:
-            self._engine.dispose()
-            self._engine = None
+        self._engine.dispose()
 
     def _round(self) -> None:
         now = time.monotonic()
@@ -414,8 +410,9 @@ class ObservationStore:
             self._refuse_all(self._away)
             return
         try:
-            if self._engine is None:
-                self._connect()
+            if not self._has_tables:
+                ensure_schema(self._url)
+                self._has_tables = True
             self._write_waiting()
             while self._flush_predictions():
                 self._write_waiting()
@@ -429,10 +426,6 @@ class ObservationStore:
             logger.info("the database %s is back", shown(self._url))
         DATABASE_UP.set(1)
 
-    def _connect(self) -> None:
-        ensure_schema(self._url)
-        self._engine = make_engine(self._url, busy_seconds=self._busy_seconds)
-
     def _disconnect(self, error: Exception) -> None:
         """Handle a database failure: log it once, reject the waiting observations, and schedule a
         reconnect."""
@@ -445,14 +438,9 @@ class ObservationStore:
         self._away = "observations cannot be stored just now: the database is away"
         self._retry_at = time.monotonic() + RETRY_SECONDS
         DATABASE_UP.set(0)
-        if self._engine is not None:
-            self._engine.dispose()
-            self._engine = None
+        self._engine.dispose()
+        self._has_tables = False
         self._refuse_all(self._away)
-
-    def _begin(self) -> Any:
-        assert self._engine is not None
-        return self._engine.begin()
 
     def _write_waiting(self) -> None:
         """Write the observations that wait now."""
@@ -476,7 +464,7 @@ class ObservationStore:
     def _write_predictions(self, queued: Sequence[_Queued], challenges: Sequence[Row]) -> None:
         try:
             jobs, rows = self._rows(queued)
-            with self._begin() as connection:
+            with self._engine.begin() as connection:
                 write_predictions(connection, jobs, rows, challenges)
         except (DataError, IntegrityError) as error:
             PREDICTIONS.labels("dropped").inc(len(queued))
@@ -529,7 +517,7 @@ class ObservationStore:
     def _write_group(self, group: list[_Waiting]) -> list[tuple[_Waiting, Reply]]:
         """Write some observations; returns the results of those that need not be tried again."""
         try:
-            with self._begin() as connection:
+            with self._engine.begin() as connection:
                 results = write_observations(connection, [entry.incoming for entry in group])
         except (DataError, IntegrityError) as error:
             if len(group) > 1:
@@ -555,7 +543,6 @@ class ObservationStore:
         """Update the gauges and delete old rows, every few seconds."""
         if now >= self._refresh_at:
             self._refresh_at = now + REFRESH_SECONDS
-            assert self._engine is not None
             with reading(self._engine) as connection:
                 for alarm in read_alarms(connection, ALARM_WINDOW):
                     ALARM.labels(alarm.family).set(alarm.is_on)
@@ -567,7 +554,7 @@ class ObservationStore:
                         if value is not None:
                             gauge.labels(alarm.family).set(value)
         if now >= self._sweep_at:
-            with self._begin() as connection:
+            with self._engine.begin() as connection:
                 more = sweep(connection, time.time() - self._retention_seconds)
             self._sweep_at = now + (FLUSH_SECONDS if more else SWEEP_SECONDS)
 
