@@ -46,6 +46,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.data import get_worker_info
 
 from gpumemnet.sandbox.user_code import fault_sentence, is_user_code
 from gpumemnet.torch_private.names import Function, sees_functions
@@ -519,7 +520,14 @@ class Loops:
         frame = sys._getframe(1)
         may_be_cut = self.trained()[0] or self.left
         is_own = not sees_functions()  # the trace reads samples, to choose among batches
-        if is_own or self._is_inside() or not may_be_cut or is_guarded(frame, type(error)):
+        # A worker's errors reach the loop over its loader.
+        if (
+            is_own
+            or get_worker_info() is not None
+            or self._is_inside()
+            or not may_be_cut
+            or is_guarded(frame, type(error))
+        ):
             return False
         name = frame.f_code.co_name
         if name.startswith("__") and name != "__call__":  # a protocol, which an error may end

@@ -659,9 +659,10 @@ class ScriptObserver:
         return known if is_told else max(sizes)
 
     def _begin(self, phase: str) -> None:
-        benchmark = torch.backends.cudnn.benchmark
+        cudnn: Any = torch.backends.cudnn
+        tf32 = cudnn.conv.fp32_precision == "tf32"  # the older name fails once this one is set
         self.recorder.use_platform(
-            replace(self._platform, cudnn_benchmark=benchmark, tf32=torch.backends.cudnn.allow_tf32)
+            replace(self._platform, cudnn_benchmark=cudnn.benchmark, tf32=tf32)
         )
         if self._started:
             self.recorder.begin(phase)

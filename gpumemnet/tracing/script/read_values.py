@@ -199,6 +199,8 @@ class ReadValues(MissingValues):
         if operator_name(operator) != "_local_scalar_dense":
             if len(args) > 1 and _layout(tensor) == _layout(args[1]):
                 return True
+            if operator_name(operator) == "equal" and tensor.shape != args[1].shape:
+                return False
             if self.is_assumed(tensor):
                 return self.decide(bool(operator(*args, **kwargs)))
             if len(args) > 1:  # who compares tensors expects that they are alike

@@ -37,6 +37,8 @@ assert (open.__name__, print.__name__) == ("open", "print")
 model = nn.Linear(256, 256).cuda()
 with torch.inference_mode(): score = model.bias.sum()
 float(score)
+assert not torch.equal(model.weight, model.bias)
+torch.backends.cudnn.rnn.fp32_precision = "ieee"  # since then nothing says what allow_tf32 is
 empty = nn.Linear(16384, 16384).to("meta").bias
 assert empty.is_meta and not torch.empty_like(empty, device="cpu").is_meta
 beams = torch.tensor(data=[[0]], device="cuda")

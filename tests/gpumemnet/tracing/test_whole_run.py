@@ -711,6 +711,22 @@ for i in range(150):
         128 + 2 * 128,
         128 + 3 * 128 + WORKSPACE,
     ),
+    "worker": Case(  # which ends with its own error, and does not go on without the file
+        """
+class Rows(Dataset):
+    def __len__(self): return 64
+    def __getitem__(self, number):
+        text = open("nowhere.txt").read()
+        return torch.zeros(4096) + len(text)
+model = wide(1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(9): step(optimizer, model(torch.randn(4, 4096).cuda()).mean())
+for x in DataLoader(Rows(), 4, num_workers=1): model(x.cuda())
+""",
+        128,
+        128 + WORKSPACE,
+        "FileNotFoundError",
+    ),
     "first": Case(  # a large batch comes before there is optimizer state, and comes again
         """
 model = wide(4)
