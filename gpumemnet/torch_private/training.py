@@ -62,6 +62,14 @@ def gpu_optimizers() -> AbstractContextManager[None]:
     return replaced((name, with_meta(name.value())) for name in (*_SUPPORTED, *_CAPTURABLE))
 
 
+def history_of_first_step(optimizer: LBFGS) -> list[torch.Tensor]:
+    """Return what the updates take that ``optimizer`` keeps while it makes its first step."""
+    group = optimizer.param_groups[0]
+    size = sum(each.numel() for each in group["params"])
+    updates = 0 if optimizer.state else min(group["history_size"], group["max_iter"] - 1)
+    return [group["params"][0].new_empty(size) for _ in range(2 * updates)]
+
+
 def fill_history(optimizer: LBFGS) -> None:
     """Give ``optimizer``, which has made a step, as many past updates as it keeps at most."""
     group = optimizer.param_groups[0]

@@ -256,6 +256,10 @@ def _packed(sequence: Tensor, lengths: Tensor, batch_first: bool) -> _Guessed:
     ), f"was taken to get samples of {steps:,} steps"
 
 
+def _repeated(times: Tensor, *, output_size: int | None = None) -> _Guessed:
+    return _empty(output_size or times.numel()), "was taken to repeat each element once"
+
+
 def _alike(tensor: Tensor, *others: Any) -> _Guessed:
     return meta_like(tensor), "was taken to return a tensor like its first"
 
@@ -283,6 +287,7 @@ _GUESSES: Final[Mapping[str, _Guess]] = {
     "aten::allclose": _true,
     "aten::bincount": _counts,
     "aten::_pack_padded_sequence": _packed,
+    "aten::repeat_interleave": _repeated,
     "aten::_nested_tensor_from_mask_left_aligned": _not_nested,
     **dict.fromkeys(("aten::_sample_dirichlet", "aten::_dirichlet_grad"), _alike),
     **_SELECTIONS,

@@ -22,6 +22,8 @@ CONTINUES: Final = "_gpumemnet_continues"
 """Names of what changed code calls."""
 _EXITS: Final = ("exit", "quit")
 _CLOCKS: Final = ("time", "perf_counter", "monotonic")
+_COMPUTES: Final = ("int", "float", "round", "abs", "min", "max", "math.floor", "math.ceil")
+"""Functions that make a number of others."""
 _SEARCHES: Final = ("bisect", "bisect_left", "bisect_right", "searchsorted", "digitize")
 """Functions that find the place of a number among others."""
 
@@ -135,6 +137,10 @@ class _Changing(ast.NodeTransformer):
         leaves = len(node.body) == 1 and isinstance(node.body[0], ast.Return | ast.Continue)
         inner = (_called_name(each) for one in node.body for each in ast.walk(one))
         self._called[place] |= {self._scope} if leaves else set(inner)
+        match node.test:
+            case ast.BinOp(op=ast.Mod()) as rest:
+                is_left = ast.Compare(rest, [ast.NotEq()], [ast.Constant(0)])
+                node.test = ast.copy_location(is_left, rest)
         node.test = self.visit(node.test)
         if is_amount:
             due: ast.expr = _call(DUE, ast.Constant(place))
@@ -261,9 +267,13 @@ def _numbers(code: ast.AST) -> Iterator[ast.expr | None]:
             yield code
         case ast.Call(ast.Attribute() | ast.Name(), []) if _called_name(code) in _CLOCKS:
             yield code
+        case ast.Call(ast.Attribute(attr="item"), []):
+            yield code
+        case ast.Call(ast.Attribute(attr="get"), [ast.Constant(str()), *_]):
+            yield code
         case ast.Name() | ast.Attribute() | ast.Subscript(slice=ast.Constant()):
             yield None if "(" in ast.unparse(code) else code
-        case ast.Call() if not _is_search(code):
+        case ast.Call() if not (_is_search(code) or ast.unparse(code.func) in _COMPUTES):
             yield None
         case ast.BinOp(op=ast.Pow() | ast.LShift()):  # of a number far ahead there is no end
             yield None

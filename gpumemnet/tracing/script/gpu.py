@@ -339,7 +339,7 @@ class GpuRequests(TorchFunctionMode):
             self._random[result] = None
             self._draw(func, result)
         if args:
-            self._values.learn(func, args, result)
+            self._values.learn(func, args, named, result)
         return result
 
     def _draw(self, func: Function, made: Tensor) -> None:
@@ -437,7 +437,7 @@ class GpuRequests(TorchFunctionMode):
         if name != "device" and name not in kinds:
             result = func(*args, **named)
             if isinstance(result, Tensor):
-                self._values.learn(func, args, result)
+                self._values.learn(func, args, named, result)
             return result
         is_for_torch = called_from(names.TORCH_FOLDER, *names.DEVICE_READERS)
         device = _META if is_for_torch else self._observer.device_of(args[0])

@@ -38,7 +38,7 @@ from gpumemnet.torch_private.names import (
     without_function_modes,
 )
 from gpumemnet.torch_private.script import BACKWARD, DECORATE, GRADIENTS, MODULE_CALL, OPTIMIZER
-from gpumemnet.torch_private.training import fill_history
+from gpumemnet.torch_private.training import fill_history, history_of_first_step
 from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.script.libraries import take_from_gpu
@@ -183,6 +183,8 @@ class ScriptObserver:
         """Parameters that have left the GPU, and may be back."""
         self._whole: WholeRun | None = None
         self._is_counting = False
+        self._history: list[Tensor] = []
+        """What LBFGS keeps while it makes its first step."""
         self._in_engine = self._has_engine = False
         self._made_at = 0
         """Steps of all optimizers when the last one was made."""
@@ -675,6 +677,9 @@ class ScriptObserver:
         if self._is_counting:
             return
         take_from_gpu(optimizer, partial(self.notes.setdefault, "paged"))
+        if isinstance(optimizer, LBFGS):
+            self._history += history_of_first_step(optimizer)
+            self.recorder.classify(self._history, "optimizer_state", "")
         if not self._in_engine:
             self._stepping = True
             self._begin("optimizer")
@@ -683,6 +688,7 @@ class ScriptObserver:
         if self._is_counting:
             return
         if isinstance(optimizer, LBFGS):
+            self._history.clear()
             fill_history(optimizer)
             self.notes["LBFGS"] = (
                 "LBFGS: its history is counted in full, with as many updates as history_size allows"

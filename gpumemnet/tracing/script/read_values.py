@@ -74,9 +74,21 @@ _GREATER: Final = _functions("gt", "ge", "__gt__", "__ge__")
 _ORDERED: Final = _LESS | _GREATER
 _FAR: Final = 1e8
 """A number that others are compared with until the first of them is the best so far."""
-_ADDS: Final = _functions("add", "__add__", "__radd__")
+_MULTIPLIES: Final = _functions("mul", "mul_", "__mul__", "__rmul__", "__imul__")
+_FROM_NOTHING: Final = _functions("exp", "sigmoid") | {torch.nn.functional.softplus}
+"""Functions that make another number of 0."""
+_EACH: Final = (
+    _MULTIPLIES
+    | _FROM_NOTHING
+    | _functions(
+        *("clamp", "clamp_", "clamp_min", "clamp_max", "maximum", "minimum"),
+        *("add", "sub", "div", "round", "floor", "ceil", "neg", "__iadd__", "__isub__"),
+        *("__add__", "__radd__", "__sub__", "__rsub__", "__truediv__", "__floordiv__"),
+    )
+)
+"""Functions that compute each number of its own."""
 _COUNTS: Final = _functions("sum", "count_nonzero")
-_BOTH: Final = _AND | _functions("mul", "__mul__", "__rmul__", "__imul__")
+_BOTH: Final = _AND | _MULTIPLIES
 """Functions whose results are 0 where one of their arguments is."""
 _FILLS: Final = _functions("masked_fill", "masked_fill_", "__setitem__")
 _LIMITS: Final = _BOTH | _FILLS | _GREATER | _UNEQUAL | {torch.where}
@@ -132,7 +144,8 @@ class ReadValues(MissingValues):
         self._best_effort = best_effort
         self.sentences: dict[str, str] = {}
         self._truths: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
-        self._counts: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
+        self._counts: MutableMapping[Tensor, float] = WeakTensorKeyDictionary()
+        """Tensors of which more is known than that they may be 0 → what each element is taken to be."""
         self._shares: MutableMapping[Tensor, float] = WeakTensorKeyDictionary()
         """Probabilities, which add up to one → what each of them is taken to be."""
         self._masks: MutableMapping[Tensor, float] = WeakTensorKeyDictionary()
@@ -341,6 +354,7 @@ class ReadValues(MissingValues):
         self,
         func: Function,
         args: Arguments,
+        named: Keywords,
         result: object,
     ) -> None:
         """Learn from a call what the truth of its result is, if that is known whatever the values
@@ -401,8 +415,10 @@ class ReadValues(MissingValues):
             and not last.is_floating_point()
         ):
             self._counts[last] = self._value_of(given)
-        elif func in _ADDS and type(args[-1]) is int and not last.is_floating_point():
-            self._counts[last] = self._counts.get(args[0], 0) + args[-1]  # the end of a slice, say
+        elif func in _EACH:
+            with suppress(RuntimeError, TypeError, ValueError):  # of what is no number
+                if number := self._number_of_each(func, args, named):
+                    self._counts[last] = number
         if func in _SOFTMAX and last.ndim:
             self._shares[last] = 1 / max(last.shape[-1], 1)
         elif func in _KEEPS:
@@ -416,7 +432,26 @@ class ReadValues(MissingValues):
         if truth is not None:
             self._truths[last] = truth
 
-    def _keep(self, tensor: Tensor, number: int) -> None:
+    def _number_of_each(self, func: Function, args: Arguments, named: Keywords) -> float:
+        """Return what a function makes of what its arguments are taken to be, which is 0 where
+        nothing is known of them; other factors, which may be masks, are 1."""
+
+        def taken(arg: Any) -> Any:
+            if not isinstance(arg, Tensor):
+                return arg
+            is_one = not arg.is_meta and arg.numel() == 1
+            return self._value_of(arg) if is_one else self._counts.get(arg, 0)
+
+        given, number = [*map(taken, args)], 0.0
+        if func in _MULTIPLIES:
+            if any(arg in self._counts for arg in args if isinstance(arg, Tensor)):
+                number = math.prod(filter(None, given))
+        elif any((*given, *named, func in _FROM_NOTHING)):
+            with names.unseen():
+                number = func(*(torch.tensor(float(each)) for each in given), **named).item()
+        return number if math.isfinite(number) else 0
+
+    def _keep(self, tensor: Tensor, number: float) -> None:
         """Let each element of a small tensor be a known number."""
         with suppress(RuntimeError):  # it has no storage
             is_whole = tensor.untyped_storage().nbytes() == tensor.nbytes

@@ -83,7 +83,7 @@ for i in range(4):
     loss.backward(); optimizer.step(); optimizer.zero_grad()
 """
 DURATIONS = (  # nothing is no duration: convolutions over it are errors
-    "t = torch.arange(x[0].exp().ceil().sum().long(), device='cuda')[None].float(); "
+    "t = torch.arange(x[0].relu().ceil().sum().long(), device='cuda')[None].float(); "
     "nn.functional.conv1d(t, torch.ones(1, 1, 1, device='cuda'))"
 )
 CONDITIONS = {
@@ -181,6 +181,12 @@ CONDITIONS = {
         "s = (x * loss).sum().long() * 8\nassert x[0, s : s + 32].shape[0] == 32\nkeep = block(256)\n"
         "rows = [0] * 4\nrows[i] = loss.detach().cpu().numpy()\n"
         "if i % 2 == 0 and not math.isnan(float(loss)): print('%f' % math.log(loss))"
+    ),
+    "usual_durations": (  # one step for each, and at least as many as the code says
+        "d = torch.ceil((x * loss)[:, 0].exp() * (x[:, 0] != 0)) * 1.0\n"
+        "n = torch.clamp_min(d.sum() / torch.tensor(4.0), 1).long().max()\n"
+        "assert len(x.repeat_interleave(d.long().clamp(min=1), 0)) == 64\n"
+        "keep = torch.zeros(n, 2**22, device='cuda')"
     ),
     "durations": f"{DURATIONS}\nkeep = block(256)",
     "later_durations": f"if i == 3:\n    {DURATIONS}\n    keep = block(256)",

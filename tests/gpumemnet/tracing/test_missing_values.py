@@ -70,6 +70,7 @@ def line_of(file: str, text: str) -> int:
             "keep all 16,384 elements.",
         ),
         ("shapes:picks", "unique", "unique", "torch.unique(", "find all 64 elements different."),
+        ("shapes:picks", "repeat", "repeat_interleave", "repeat_interleave(", "element once."),
         ("shapes:picks", "counts", "bincount", "torch.bincount(", "find values below 64."),
         (
             "operators:calls",
@@ -122,7 +123,6 @@ def test_the_operator_and_the_line_are_named_and_best_effort_goes_on(
 @pytest.mark.parametrize(
     ("source", "how", "line"),
     [
-        ("shapes:picks", "repeat", "repeat_interleave("),
         ("operators:calls", "split", "ops.trace_example.split("),
     ],
 )
