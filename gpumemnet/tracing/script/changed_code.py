@@ -269,8 +269,6 @@ def _numbers(code: ast.AST) -> Iterator[ast.expr | None]:
             yield code
         case ast.Call(ast.Attribute(attr="item"), []):
             yield code
-        case ast.Call(ast.Attribute(attr="get"), [ast.Constant(str()), *_]):
-            yield code
         case ast.Name() | ast.Attribute() | ast.Subscript(slice=ast.Constant()):
             yield None if "(" in ast.unparse(code) else code
         case ast.Call() if not (_is_search(code) or ast.unparse(code.func) in _COMPUTES):
