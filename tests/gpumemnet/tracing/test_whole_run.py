@@ -470,10 +470,10 @@ while i < 1000:
     if (i + 1) % config["every"] != 0 or not (i + 1) % config["every"] == 0: more = torch.ones(2**28).cuda()
     if i in config["copy"]: copies = [p.detach().clone() for p in model.parameters()]
     if i > 2000: raise ValueError
-    if i % 750 == 0 and i > 0 or (i + 1) // 800:
-        x = torch.randn(1024, 4096).cuda()
-        with torch.no_grad(): outputs = [model(x) for _ in range(32)]
-        del outputs
+    if max(i, 0) % 750: continue
+    x = torch.randn(1024, 4096).cuda()
+    with torch.no_grad(): outputs = [model(x) for _ in range(32)]
+    del x, outputs
 """,
         3 * 128 + 34 * 16,
         3 * 128 + 34 * 16 + WORKSPACE + 2,
@@ -735,6 +735,17 @@ for i in range(9): step(optimizer, model(torch.randn(8 if i else 8192, 4096).cud
 """,
         256 + 512 + 4 * 128,
         256 + 512 + 5 * 128 + WORKSPACE,
+    ),
+    "history": Case(  # of LBFGS, which fills within its one step: four updates beside eight others
+        """
+model = wide(1)
+optimizer = torch.optim.LBFGS(model.parameters(), max_iter=7, history_size=4)
+def closure(): optimizer.zero_grad(); loss = model(torch.randn(4, 4096).cuda()).mean(); loss.backward(); return loss
+optimizer.step(closure)
+""",
+        64 * (8 + 6),
+        64 * (8 + 8),
+        "LBFGS: its history",
     ),
     "exits": Case(
         """
