@@ -267,7 +267,7 @@ def _show_limits(
         console.print(Text(f" {plan_command(answer)}"), soft_wrap=True)
 
 
-_OF_PLAN: Final = ("method", "sequence_length", "batch_size", "precision", "optimizer")
+OF_PLAN: Final = ("method", "sequence_length", "batch_size", "optimizer", "precision")
 """Fields of a method that ``plan`` has options for; ``--set`` takes the others."""
 _OWN_TO_FIT: Final = ("checkpointing", "gpus", "parallel", "adapter")
 
@@ -277,7 +277,7 @@ def plan_command(answer: FitAnswer) -> str:
     words = ["gpumemnet", "plan", answer.model, "--gpu", (answer.gpu or "").replace(" ", "-")]
     usual = asdict(type(answer.method)())
     for name, value in asdict(answer.method).items():
-        if name in _OF_PLAN:
+        if name in OF_PLAN:
             words += [f"--{name.replace('_', '-')}", str(value)]
         elif value != usual[name] and name not in _OWN_TO_FIT:
             words += ["--set", f"{name}={value}"]

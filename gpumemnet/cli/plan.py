@@ -15,6 +15,7 @@ from rich.text import Text
 
 from gpumemnet.allocator.settings import parse_settings
 from gpumemnet.atomic_files import write_output
+from gpumemnet.cli.fit import OF_PLAN
 from gpumemnet.cli.options import (
     AllocatorConf,
     BatchSize,
@@ -158,14 +159,7 @@ def plan(
     if out is not None:
         check_writable(out)
     is_named = launch is None and Path(model.partition(":")[0]).suffix != ".py"
-    given = {
-        "method": method,
-        "sequence_length": sequence_length,
-        "batch_size": batch_size,
-        "optimizer": optimizer,
-        "precision": precision,
-    }
-    stated = {name: value for name, value in given.items() if is_given(context, name)}
+    stated = {name: context.params[name] for name in OF_PLAN if is_given(context, name)}
     if is_named:
         options, stated = TraceOptions(), stated | named_values(settings, "set")
     elif launch is not None:
@@ -218,11 +212,12 @@ def plan(
         from gpumemnet.planner.plot import plot as draw
 
         draw(answer, plot)
-    if out is not None and answer.plan is not None:
-        document = json.dumps(plan_to_dict(answer.plan), indent=2) + "\n"
-        write_output(out, document.encode())
-    if answer.plan is None and out is not None:
-        typer.echo("there is no plan to write", err=True)
+    if out is not None:
+        if answer.plan is None:
+            typer.echo("there is no plan to write", err=True)
+        else:
+            document = json.dumps(plan_to_dict(answer.plan), indent=2) + "\n"
+            write_output(out, document.encode())
     if as_json:
         typer.echo(json.dumps(plan_answer_to_dict(answer)))
     else:
@@ -276,8 +271,7 @@ def _show_plan(plan: Plan, after: TraceAnswer, console: Console, is_named: bool)
     )
     if plan.host_bytes:
         facts.append(("host memory", f"{format_bytes(plan.host_bytes)}, pinned"))
-    facts.append(("peak", peak_text(after.peak)))
-    facts.append(("search", _search(plan)))
+    facts += [("peak", peak_text(after.peak)), ("search", _search(plan))]
     print_facts(console, "", facts)
     code = "\n".join((_IMPORT, *python_lines(plan), _OF_TRAINER if is_named else _OF_LOOP))
     console.print(Text(code, style="cyan"), soft_wrap=True)

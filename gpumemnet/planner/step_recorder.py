@@ -52,7 +52,6 @@ class OperatorCost:
         start, end: its position before and after it ran.
         phase: index of its phase in the timeline.
         call: index of the module call that it belongs to; -1 outside of modules.
-        node: number of the backward node that ran it; ``None`` outside of the backward pass.
         flops: floating-point operations of a matrix product, convolution or attention; 0 for
             others.
         moved_bytes: bytes that it reads and writes.
@@ -65,7 +64,6 @@ class OperatorCost:
     end: int
     phase: int
     call: int
-    node: int | None
     flops: int
     moved_bytes: int
     element_type: str
@@ -262,7 +260,7 @@ class StepRecorder(Recorder):
             source, target = self._index(inputs[0]), self._index(outputs[0])
             if source is not None and target is not None:
                 self.casts.append((source, target))
-        phase, node, call = len(self._phases) - 1, None, self._stack[-1] if self._stack else -1
+        phase, call = len(self._phases) - 1, self._stack[-1] if self._stack else -1
         if self._backward:
             node = running_node_number()
             call = self._call_of(node)
@@ -276,7 +274,6 @@ class StepRecorder(Recorder):
                 self.now(),
                 phase,
                 call,
-                node,
                 flops,
                 moved_bytes,
                 element_type,

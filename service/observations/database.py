@@ -52,20 +52,20 @@ METADATA: Final = MetaData()
 JOBS: Final = Table(
     "jobs",
     METADATA,
-    Column("hash", String(64), primary_key=True, comment="SHA-256 of the document"),
+    # SHA-256 of the document
+    Column("hash", String(64), primary_key=True),
     Column("family", String(32), nullable=False),
-    Column(
-        "document", JSON, nullable=False, comment="the job as gpumemnet.job.json_codec reads it"
-    ),
-    Column(
-        "seen_at", Double, nullable=False, comment="when it was last asked about, to the hour or so"
-    ),
+    # the job as gpumemnet.job.json_codec reads it
+    Column("document", JSON, nullable=False),
+    # when it was last asked about, to the hour or so
+    Column("seen_at", Double, nullable=False),
 )
 
 PREDICTIONS: Final = Table(
     "predictions",
     METADATA,
-    Column("id", String(36), primary_key=True, comment="UUID of version 7: sorts by the time"),
+    # UUID of version 7: sorts by the time
+    Column("id", String(36), primary_key=True),
     Column("made_at", Double, nullable=False),
     Column("job_hash", String(64), ForeignKey("jobs.hash"), nullable=False),
     Column("model_sha256", String(64), nullable=False),
@@ -74,25 +74,19 @@ PREDICTIONS: Final = Table(
     Column("gpu", String(100), nullable=False),
     Column("coverage", Double, nullable=False),
     Column("expected_bytes", BigInteger, nullable=False),
-    Column("safe_bytes", BigInteger, comment="null outside the model's support"),
+    # null outside the model's support
+    Column("safe_bytes", BigInteger),
     Column("in_support", Boolean, nullable=False),
-    Column(
-        "reason_codes",
-        String(200),
-        comment="why there is no limit: short names, separated by commas; null with a limit",
-    ),
+    # why there is no limit: short names, separated by commas; null with a limit
+    Column("reason_codes", String(200)),
     Index("predictions_job_hash", "job_hash"),
 )
 
 CHALLENGES: Final = Table(
     "challenges",
     METADATA,
-    Column(
-        "prediction_id",
-        String(36),
-        primary_key=True,
-        comment="of the prediction that the challenger was asked beside",
-    ),
+    # of the prediction that the challenger was asked beside
+    Column("prediction_id", String(36), primary_key=True),
     Column("model_sha256", String(64), nullable=False),
     Column("expected_bytes", BigInteger, nullable=False),
     Column("safe_bytes", BigInteger),
@@ -106,27 +100,21 @@ OBSERVATIONS: Final = Table(
     Column("job_hash", String(64), ForeignKey("jobs.hash"), nullable=False),
     Column("family", String(32), nullable=False),
     Column("gpu", String(100), nullable=False),
-    Column("peak_bytes", BigInteger, comment="null only where the job ran out of memory"),
+    # null only where the job ran out of memory
+    Column("peak_bytes", BigInteger),
     Column("oom", Boolean, nullable=False),
-    Column("limit_bytes", BigInteger, comment="what the job could have had"),
+    # what the job could have had
+    Column("limit_bytes", BigInteger),
     Column("source", String(40), nullable=False),
     Column("driver", String(100)),
     Column("cuda", String(100)),
     Column("torch", String(100)),
     Column("observed_at", Double),
     Column("received_at", Double, nullable=False),
-    Column(
-        "key_name",
-        String(100),
-        nullable=False,
-        comment="name of the API key that it came with; empty without",
-    ),
-    Column(
-        "idempotency_key",
-        String(200),
-        nullable=False,
-        comment="the reporter's, or the content's hash",
-    ),
+    # name of the API key that it came with; empty without
+    Column("key_name", String(100), nullable=False),
+    # the reporter's, or the content's hash
+    Column("idempotency_key", String(200), nullable=False),
     Column("content_hash", String(64), nullable=False),
     UniqueConstraint("idempotency_key", "key_name", name="observations_once"),
     Index("observations_received_at", "received_at"),
@@ -325,9 +313,13 @@ def _is_new(url: URL) -> bool:
     return url.get_backend_name() == "sqlite" and not (file.exists() and file.stat().st_size)
 
 
+def cause_text(error: Exception) -> str:
+    """What the driver says of an error, in one line."""
+    return first_line(getattr(error, "orig", None) or error)
+
+
 def _unusable(url: URL, error: Exception) -> DatabaseError:
-    cause = getattr(error, "orig", None) or error
-    reason = first_line(cause)
+    reason = cause_text(error)
     if url.get_backend_name() == "postgresql":
         return DatabaseAwayError(f"the database {shown(url)} cannot be reached: {reason}")
     return DatabaseError(f"the database {shown(url)} cannot be used: {reason}")

@@ -16,7 +16,6 @@ from typing import Any, Final
 from sqlalchemy import Connection, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from gpumemnet.errors import first_line
 from gpumemnet.gpu import known_profile
 from gpumemnet.job.dataset import write_dataset
 from gpumemnet.job.json_codec import job_from_dict
@@ -28,6 +27,7 @@ from .database import (
     JOBS,
     OBSERVATIONS,
     DatabaseError,
+    cause_text,
     check_revision,
     database_url,
     make_engine,
@@ -77,9 +77,8 @@ def export(address: str, out: Path, *, since: float | None = None) -> tuple[int,
         with reading(engine) as connection:
             written = write_dataset(out, measurements(connection))
     except SQLAlchemyError as error:
-        cause = getattr(error, "orig", None) or error
         raise DatabaseError(
-            f"the database {shown(url)} cannot be read: {first_line(cause)}"
+            f"the database {shown(url)} cannot be read: {cause_text(error)}"
         ) from None
     finally:
         engine.dispose()
@@ -91,9 +90,8 @@ def _rows(connection: Connection, since: float | None) -> Iterator[Any]:
     question = select(*observed, JOBS.c.document).join(JOBS, JOBS.c.hash == observed.job_hash)
     if since is not None:
         question = question.where(observed.received_at >= since)
-    question = question.order_by(observed.received_at, observed.id)
-    streamed = connection.execution_options(stream_results=True, yield_per=_ROWS).execute(question)
-    yield from streamed
+    streaming = connection.execution_options(stream_results=True, yield_per=_ROWS)
+    yield from streaming.execute(question.order_by(observed.received_at, observed.id))
 
 
 def _measurement(row: Any) -> Measurement | None:

@@ -27,12 +27,19 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
 from gpumemnet.atomic_files import Document
-from gpumemnet.errors import first_line
 from gpumemnet.site.observations import Observation, content_hash
 
 from ..api.predictions import RecordBatch, prediction_id
 from ..api.problems import OVERLOADED, UNKNOWN, Refusal
-from .database import DatabaseError, database_url, ensure_schema, make_engine, reading, shown
+from .database import (
+    DatabaseError,
+    cause_text,
+    database_url,
+    ensure_schema,
+    make_engine,
+    reading,
+    shown,
+)
 from .inserts import (
     Incoming,
     Reply,
@@ -433,7 +440,7 @@ class ObservationStore:
             logger.error(
                 "the database %s cannot be used, observations are refused until it can: %s",
                 shown(self._url),
-                first_line(getattr(error, "orig", None) or error),
+                cause_text(error),
             )
         self._away = "observations cannot be stored just now: the database is away"
         self._retry_at = time.monotonic() + RETRY_SECONDS
