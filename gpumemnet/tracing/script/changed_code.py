@@ -239,10 +239,9 @@ def _called_name(node: ast.AST) -> str:
 
 def _is_search(call: ast.Call) -> bool:
     """Whether a call of a library only finds the place of a number."""
-    owner = getattr(getattr(call.func, "value", None), "id", "")
-    is_library = isinstance(call.func, ast.Name) or owner in ("bisect", "np", "numpy", "torch")
+    owner, _, name = ast.unparse(call.func).rpartition(".")
     is_fixed = all(isinstance(each.value, ast.Constant) for each in call.keywords)
-    return _called_name(call) in _SEARCHES and is_library and is_fixed
+    return name in _SEARCHES and owner in ("", "bisect", "np", "numpy", "torch") and is_fixed
 
 
 def _positions(code: Iterable[ast.AST]) -> frozenset[str]:

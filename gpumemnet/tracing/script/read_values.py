@@ -65,16 +65,16 @@ _SAME: Final = _ALL | _functions(
     "any", "clone", "detach", "reshape", "view", "squeeze", "flatten", "bool", "max", "min"
 )
 _NOT: Final = _functions("logical_not", "bitwise_not", "__invert__")
-_OR: Final = _functions("logical_or", "bitwise_or", "__or__", "__ror__")
-_AND: Final = _functions("logical_and", "bitwise_and", "__and__", "__rand__", "__iand__")
+_OR: Final = _functions("logical_or", "bitwise_or", "__or__")
+_AND: Final = _functions("logical_and", "bitwise_and", "__and__", "__iand__")
 _EQUAL: Final = _functions("eq", "__eq__")
-_UNEQUAL: Final = _functions("ne", "__ne__")
-_LESS: Final = _functions("lt", "le", "__lt__", "__le__")
-_GREATER: Final = _functions("gt", "ge", "__gt__", "__ge__")
+_UNEQUAL: Final = _functions("ne")
+_LESS: Final = _functions("lt", "le")
+_GREATER: Final = _functions("gt", "ge")
 _ORDERED: Final = _LESS | _GREATER
 _FAR: Final = 1e8
 """A number that others are compared with until the first of them is the best so far."""
-_MULTIPLIES: Final = _functions("mul", "mul_", "__mul__", "__rmul__", "__imul__")
+_MULTIPLIES: Final = _functions("mul", "mul_")
 _FROM_NOTHING: Final = _functions("exp", "sigmoid") | {torch.nn.functional.softplus}
 """Functions that make another number of 0."""
 _EACH: Final = (
@@ -82,8 +82,7 @@ _EACH: Final = (
     | _FROM_NOTHING
     | _functions(
         *("clamp", "clamp_", "clamp_min", "clamp_max", "maximum", "minimum"),
-        *("add", "sub", "div", "round", "floor", "ceil", "neg", "__iadd__", "__isub__"),
-        *("__add__", "__radd__", "__sub__", "__rsub__", "__truediv__", "__floordiv__"),
+        *("add", "add_", "sub", "__rsub__", "div", "__floordiv__", "round", "floor", "ceil"),
     )
 )
 """Functions that compute each number of its own."""
@@ -146,8 +145,6 @@ class ReadValues(MissingValues):
         self._truths: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
         self._counts: MutableMapping[Tensor, float] = WeakTensorKeyDictionary()
         """Tensors of which more is known than that they may be 0 → what each element is taken to be."""
-        self._shares: MutableMapping[Tensor, float] = WeakTensorKeyDictionary()
-        """Probabilities, which add up to one → what each of them is taken to be."""
         self._masks: MutableMapping[Tensor, float] = WeakTensorKeyDictionary()
         """Tensors that were made of masks → the share of elements that are not 0, at most; 1 if each
         is one."""
@@ -307,7 +304,7 @@ class ReadValues(MissingValues):
         if self._truths.get(tensor):
             return torch.ones(tensor.shape, dtype=tensor.dtype)
         number = self._number(tensor.dtype, True) if is_lost else 0
-        number = number or self._shares.get(tensor, 0)
+        number = number or self._counts.get(tensor, 0)
         if not number and not tensor.is_meta:
             return tensor
         self.note(f"{function}: values read from the GPU were taken to be {number}")
@@ -420,12 +417,11 @@ class ReadValues(MissingValues):
                 if number := self._number_of_each(func, args, named):
                     self._counts[last] = number
         if func in _SOFTMAX and last.ndim:
-            self._shares[last] = 1 / max(last.shape[-1], 1)
+            self._counts[last] = 1 / max(last.shape[-1], 1)  # they add up to one
         elif func in _KEEPS:
             source = args[0][0] if given is None else given
-            for shares in (self._shares, self._masks):
-                if source in shares and last not in shares:
-                    shares[last] = shares[source]
+            if source in self._masks and last not in self._masks:
+                self._masks[last] = self._masks[source]
         if self._masks.get(last) == 1 and last.dtype != torch.bool:
             self._keep(last, 1)
         truth = self._truth(func, args)
