@@ -4,8 +4,7 @@ It loads trained models (bundles) and no training code, and runs on uvicorn (:mo
 :mod:`.app` assembles the application:
 
 * :mod:`.api`: what every request passes, the operations, and the OpenAPI description.
-* :mod:`.served_release` and :mod:`.shadow`: the served release, its test, its challenger, and its
-  replacement without a restart.
+* :mod:`.served_release`: the served release, its test, and its replacement without a restart.
 * :mod:`.observations`: stores what finished jobs used, and compares it with the predictions.
 * :mod:`.page`: the start page and the API documentation.
 """

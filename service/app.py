@@ -30,14 +30,12 @@ from .api.admission import AccessControl
 from .api.handlers import JsonHandler
 from .api.openapi import openapi_document
 from .api.operations import other_operations, prediction_operations
-from .api.predictions import Recorder
 from .observations.database import DatabaseAwayError
 from .observations.routes import observation_operations
 from .observations.store import ObservationStore
 from .page import docs_routes, page_routes
 from .served_release import FOLLOW_SECONDS, ServedRelease
 from .settings import Settings, SettingsError, read_settings
-from .shadow import Shadow
 
 KEYS_SECONDS: Final = 1.0
 """Time between two looks at the file of keys."""
@@ -92,16 +90,11 @@ def create_app(settings: Settings) -> FastAPI:
             store.prepare()
         except DatabaseAwayError as error:
             logger.warning("observations are refused until the database can be reached: %s", error)
-    recorder: Recorder | None = store
-    registry = shadow = None
-    if settings.registry is not None:
-        registry = Registry(settings.registry)
-        recorder = shadow = Shadow(store)
+    registry = None if settings.registry is None else Registry(settings.registry)
     serving = ServedRelease(
-        recorder=recorder,
+        recorder=store,
         registry=registry,
         bundles=settings.bundles,
-        shadow=shadow,
         predictor_settings={
             "gpu": settings.gpu,
             "context_bytes": None if settings.context_mib is None else settings.context_mib * MIB,
@@ -114,8 +107,7 @@ def create_app(settings: Settings) -> FastAPI:
     ]
     document = openapi_document(_INFO, operations, has_keys=keys is not None)
     threads: list[Repeated] = []
-    if shadow is not None:
-        threads.append(Repeated("gpumemnet-shadow", 0.0, shadow.compare_next))
+    if registry is not None:
         threads.append(Repeated("gpumemnet-registry", FOLLOW_SECONDS, serving.follow))
     if keys is not None and settings.api_keys_file is not None:
         threads.append(Repeated("gpumemnet-keys", KEYS_SECONDS, KeyFile(settings, keys).follow))

@@ -3,7 +3,7 @@ request.
 
 The new release is loaded, tested, and swapped in by one assignment.  A request reads
 :attr:`ServedRelease.api` once and keeps the result, so no request sees two releases, and none waits
-for a swap.  A challenger can predict a share of the jobs in the background (:mod:`.shadow`).
+for a swap.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from gpumemnet.units import MIB
 
 from .api.examples import EXAMPLE_JOBS, as_totals
 from .api.predictions import PredictionApi, Recorder
-from .shadow import Shadow
 
 FOLLOW_SECONDS: Final = 1.0
 """Time between two looks at the registry."""
@@ -53,10 +52,7 @@ SWAPS: Final = Counter("gpumemnet_champion_swaps", "Changes of the release that 
 FAILED_LOADS: Final = Counter(
     "gpumemnet_release_load_failures",
     "Releases that could not be loaded or failed their self-test.",
-    ("alias",),
 )
-for _alias in ("champion", "challenger"):
-    FAILED_LOADS.labels(_alias)
 
 logger = logging.getLogger("gpumemnet.service")
 
@@ -69,7 +65,6 @@ class ServedRelease:
         registry: names the champion; without one, ``bundles`` or else the shipped bundles are
             served.
         bundles: folders of bundles to serve instead of a registry.
-        shadow: runs the challenger; without one, challengers are ignored.
         predictor_settings: keyword arguments of every predictor: default GPU and CUDA context.
 
     Attributes:
@@ -92,7 +87,6 @@ class ServedRelease:
         recorder: Recorder | None = None,
         registry: Registry | None = None,
         bundles: Sequence[Path] = (),
-        shadow: Shadow | None = None,
         predictor_settings: Mapping[str, Any] | None = None,
     ) -> None:
         if registry is not None and bundles:
@@ -106,7 +100,6 @@ class ServedRelease:
         self._looks = 0
         self._recorder = recorder
         self._predictor_settings = dict(predictor_settings or {})
-        self._shadow = shadow
         if registry is not None:
             self._begin(registry)
         else:
@@ -119,8 +112,8 @@ class ServedRelease:
 
     @property
     def challenger(self) -> str | None:
-        """The challenger's release in this process."""
-        return None if self._shadow is None else self._shadow.release
+        """The challenger that the registry names."""
+        return self._aliases.challenger
 
     def follow(self) -> None:
         """Serve the release that the registry's aliases name.
@@ -144,7 +137,6 @@ class ServedRelease:
             self._report(None)
         except BundleError as error:
             self._report(str(error))
-        self._follow_challenger()
 
     def _read_aliases(self) -> Aliases:
         assert self.registry is not None
@@ -169,7 +161,7 @@ class ServedRelease:
             self.failure = str(error)
         for release in dict.fromkeys(candidates):
             try:
-                self._put(release, self._load(release, "champion"))
+                self._put(release, self._load(release))
                 break
             except BundleError as error:
                 if release == SHIPPED:
@@ -177,38 +169,24 @@ class ServedRelease:
                 self.failure = self.failure or str(error)
         failure, self.failure = self.failure, None
         self._report(failure)
-        self._follow_challenger()
 
     def _swap(self, release: str) -> None:
-        predictor, before = self._load(release, "champion"), self.api
+        predictor, before = self._load(release), self.api
         self._put(release, predictor)
         _info(before).set(0)
         SWAPS.inc()
         logger.info("release %s is served now, after %s", release, before.release)
 
     def _put(self, release: str, predictor: Predictor) -> None:
-        if self._shadow is not None:
-            self._shadow.champion_is(predictor.bundles)
         self.api = PredictionApi(predictor, self._recorder, release)
         _info(self.api).set(1)
 
-    def _follow_challenger(self) -> None:
-        challenger = self._aliases.challenger
-        if self._shadow is None or challenger == self.challenger:
-            return
-        self._shadow.withdraw()
-        try:
-            if challenger is not None:
-                self._shadow.challenge(challenger, self._load(challenger, "challenger"))
-        except BundleError as error:
-            logger.error("the registry's challenger cannot be used: %s", error)
-
-    def _load(self, release: str, alias: str) -> Predictor:
+    def _load(self, release: str) -> Predictor:
         assert self.registry is not None
         try:
             return self._tested(self.registry.load(release))
         except BundleError:
-            FAILED_LOADS.labels(alias).inc()
+            FAILED_LOADS.inc()
             raise
 
     def _report(self, failure: str | None) -> None:
@@ -240,7 +218,7 @@ def _info(api: PredictionApi) -> Gauge:
 
 # The self-test.  A graph may load and run, and still be useless: trained on other units, exported with
 # swapped columns, or trained too briefly.  The rules hold for every usable model.  Whether one model
-# is better than another is measured in shadow mode.
+# is better than another is measured on observations, by the gate of a retraining.
 
 PLAUSIBLE_FACTOR: Final = 4.0
 """Greatest factor, up or down, between a predicted peak and the job's computed memory.

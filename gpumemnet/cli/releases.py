@@ -107,7 +107,7 @@ def promote(
         bool,
         typer.Option(
             "--challenger",
-            help="Make it challenger: it predicts beside the champion, and its predictions are only compared.",
+            help="Make it challenger: the next champion, which does not predict yet.",
         ),
     ] = False,
     reason: Reason = "",

@@ -285,8 +285,8 @@ class Registry:
             return aliases if aliases.champion == name else self._appoint(aliases, name, by, reason)
 
     def set_challenger(self, name: str | None) -> Aliases:
-        """Make the release ``name`` challenger, which is asked beside the champion; ``None``
-        removes the challenger.
+        """Make the release ``name`` challenger, which does not answer yet; ``None`` removes the
+        challenger.
 
         Raises:
             UnknownReleaseError: when there is no such release.

@@ -2,7 +2,7 @@
 the response.
 
 It knows nothing of HTTP.  Every prediction gets an id, is counted, and goes to a :class:`Recorder`,
-which may store it or let the challenger predict the same job.
+which may store it.
 """
 
 from __future__ import annotations

@@ -236,7 +236,7 @@ class Models(Schema):
     release: str
     """the served release (the champion)"""
     challenger: str | None
-    """the release whose predictions are compared in the background, if there is one"""
+    """the release that the registry names as the next champion, if there is one"""
     models: list[ModelDetails]
 
 

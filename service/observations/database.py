@@ -38,10 +38,13 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from gpumemnet.atomic_files import locked
 from gpumemnet.errors import GpumemnetError, first_line
 
-REVISIONS: Final = ("0001", "0002")
+REVISIONS: Final = ("0001", "0002", "0003")
 """The revisions of the tables that this version knows, oldest first; it works with the last."""
 HEAD: Final = REVISIONS[-1]
-MIGRATIONS: Final = {"0001": "ALTER TABLE predictions ADD COLUMN reason_codes VARCHAR(200)"}
+MIGRATIONS: Final = {
+    "0001": "ALTER TABLE predictions ADD COLUMN reason_codes VARCHAR(200)",
+    "0002": "DROP TABLE challenges",
+}
 """What makes each revision the next one."""
 VERSION_TABLE: Final = "gpumemnet_schema"
 """The table with the revision; other programs may keep their tables in the same
@@ -80,16 +83,6 @@ PREDICTIONS: Final = Table(
     # why there is no limit: short names, separated by commas; null with a limit
     Column("reason_codes", String(200)),
     Index("predictions_job_hash", "job_hash"),
-)
-
-CHALLENGES: Final = Table(
-    "challenges",
-    METADATA,
-    # of the prediction that the challenger was asked beside
-    Column("prediction_id", String(36), primary_key=True),
-    Column("model_sha256", String(64), nullable=False),
-    Column("expected_bytes", BigInteger, nullable=False),
-    Column("safe_bytes", BigInteger),
 )
 
 OBSERVATIONS: Final = Table(

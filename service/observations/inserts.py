@@ -30,7 +30,7 @@ from gpumemnet.site.observations import Observation, check_capacity
 
 from ..api.predictions import RecordBatch
 from ..api.problems import CONFLICT, UNKNOWN, Refusal
-from .database import CHALLENGES, JOBS, OBSERVATIONS, PREDICTIONS
+from .database import JOBS, OBSERVATIONS, PREDICTIONS
 
 ROWS_PER_STATEMENT: Final = (64, 8, 1)
 SWEEP_ROWS: Final = 1000
@@ -106,13 +106,13 @@ def prediction_rows(records: RecordBatch, row: int, now: float) -> tuple[Row, Ro
             *(records.prediction_ids[row], records.made_at_seconds, job_hash),
             *(records.model_sha256, made.model.name[:200], records.release[:200]),
             *(made.model.prediction_gpu.gpu[:100], float(made.coverage)),
-            *(stored_bytes(made.expected_bytes[row]), stored_bytes(safe_bytes)),
+            *(_stored_bytes(made.expected_bytes[row]), _stored_bytes(safe_bytes)),
             *(not reasons, _reason_codes(reasons)),
         ),
     )
 
 
-def stored_bytes(amount: int | None) -> int | None:
+def _stored_bytes(amount: int | None) -> int | None:
     """The amount, or the largest that a column holds."""
     return None if amount is None else min(int(amount), _LARGEST)
 
@@ -126,15 +126,11 @@ def _reason_codes(reasons: Sequence[str]) -> str | None:
 
 
 def write_predictions(
-    connection: Connection,
-    jobs: Mapping[str, Row],
-    predictions: Sequence[Row],
-    challenges: Sequence[Row],
+    connection: Connection, jobs: Mapping[str, Row], predictions: Sequence[Row]
 ) -> None:
-    """Write predictions, their jobs, and the challenger's predictions."""
+    """Write predictions and their jobs."""
     _insert(connection, JOBS, sorted(jobs.values()), _SEEN_AGAIN)
     _insert(connection, PREDICTIONS, predictions)
-    _insert(connection, CHALLENGES, challenges)
 
 
 def write_observations(connection: Connection, incoming: Sequence[Incoming]) -> list[Reply]:
@@ -205,7 +201,6 @@ def sweep(connection: Connection, before: float) -> bool:
     old = select(PREDICTIONS.c.id).where(earlier, ~observed).order_by(PREDICTIONS.c.id)
     identities = connection.execute(old.limit(SWEEP_ROWS)).scalars().all()
     if identities:
-        connection.execute(delete(CHALLENGES).where(CHALLENGES.c.prediction_id.in_(identities)))
         connection.execute(delete(PREDICTIONS).where(PREDICTIONS.c.id.in_(identities)))
     if len(identities) == SWEEP_ROWS:
         return True

@@ -124,13 +124,6 @@ class Worth(Schema):
     """share of the safe bytes that was not used, over the covered jobs"""
 
 
-class SideBySide(Schema):
-    """Champion and challenger on the jobs that both predicted."""
-
-    champion: Worth
-    challenger: Worth
-
-
 class ObservedGroup(Schema):
     """Predictions of one release for one family and GPU."""
 
@@ -143,7 +136,6 @@ class ObservedGroup(Schema):
     without_limit: dict[str, int]
     """predictions without a limit, by the option or feature that the model does not know; what to measure next"""
     champion: Worth
-    challenger: SideBySide | None
 
 
 class ObservationSummary(Schema):

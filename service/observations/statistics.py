@@ -26,7 +26,7 @@ from gpumemnet.job.job_table import Array
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.predict.conformal import bounds_kept
 
-from .database import CHALLENGES, JOBS, OBSERVATIONS, PREDICTIONS
+from .database import JOBS, OBSERVATIONS, PREDICTIONS
 
 ALARM_PROBABILITY: Final = 0.001
 """Of 200 jobs with 99 % nominal coverage, 9 misses raise the alarm (95.5 % coverage).
@@ -70,9 +70,7 @@ class Alarm(NamedTuple):
 
 
 def summarise(rows: Sequence[Row[Any]]) -> Document:
-    """Coverage, error and waste of a group of predictions, and the same for the challenger where it
-    predicted."""
-    compared = [row for row in rows if row.challenger_expected_bytes is not None]
+    """Coverage, error and waste of a group of predictions."""
     reasons = Counter(
         code for row in rows if row.reason_codes for code in row.reason_codes.split(",")
     )
@@ -81,25 +79,21 @@ def summarise(rows: Sequence[Row[Any]]) -> Document:
         "oom": sum(row.oom for row in rows),
         "without_limit": dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))),
         "champion": _worth(rows),
-        "challenger": {"champion": _worth(compared), "challenger": _worth(compared, "challenger_")}
-        if compared
-        else None,
     }
 
 
-def error_ratios(rows: Sequence[Row[Any]], model: str = "") -> Array:
-    """(expected - observed) / observed of the jobs whose peak is known; ``model`` is empty or
-    ``challenger_``."""
+def error_ratios(rows: Sequence[Row[Any]]) -> Array:
+    """(expected - observed) / observed of the jobs whose peak is known."""
     peak = np.where(_column(rows, "oom") > 0, np.nan, _column(rows, "peak_bytes"))
-    ratios = _column(rows, f"{model}expected_bytes") / peak - 1
+    ratios = _column(rows, "expected_bytes") / peak - 1
     return ratios[~np.isnan(ratios)]
 
 
-def _worth(rows: Sequence[Row[Any]], model: str = "") -> Document:
-    safe_bytes = _column(rows, f"{model}safe_bytes")
+def _worth(rows: Sequence[Row[Any]]) -> Document:
+    safe_bytes = _column(rows, "safe_bytes")
     kept = _kept(rows, safe_bytes)
     judged = ~np.isnan(kept)
-    errors = error_ratios(rows, model)
+    errors = error_ratios(rows)
     unused = (safe_bytes - _column(rows, "peak_bytes"))[kept == 1]
     return {
         "judged": int(judged.sum()),
@@ -210,17 +204,14 @@ def read_alarms(connection: Connection, window: int) -> list[Alarm]:
 
 
 def _compared() -> Select[Any]:
-    observed, predicted, challenged = OBSERVATIONS.c, PREDICTIONS.c, CHALLENGES.c
+    observed, predicted = OBSERVATIONS.c, PREDICTIONS.c
     return (
         select(
             *(observed.family, observed.gpu, observed.peak_bytes, observed.oom),
             *(observed.limit_bytes, predicted.release, predicted.coverage),
             *(predicted.expected_bytes, predicted.safe_bytes, predicted.reason_codes),
-            challenged.expected_bytes.label("challenger_expected_bytes"),
-            challenged.safe_bytes.label("challenger_safe_bytes"),
         )
         .join(PREDICTIONS, predicted.id == observed.prediction_id)
-        .outerjoin(CHALLENGES, challenged.prediction_id == observed.prediction_id)
         .where(predicted.gpu == observed.gpu)
         .order_by(observed.received_at.desc(), observed.id.desc())
     )

@@ -46,7 +46,6 @@ from .inserts import (
     Row,
     Stored,
     prediction_rows,
-    stored_bytes,
     sweep,
     write_observations,
     write_predictions,
@@ -145,14 +144,12 @@ class _Queued(NamedTuple):
 
 
 class PredictionQueue:
-    """The predictions that wait to be written, and those of the challenger; any thread may use
-    it."""
+    """The predictions that wait to be written; any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._queued: dict[str, _Queued] = {}
         self._layers = 0
-        self._challenges: list[Row] = []
 
     def add(self, records: RecordBatch) -> None:
         """Queue as many predictions as fit."""
@@ -166,30 +163,22 @@ class PredictionQueue:
                 self._layers = layers
                 self._queued[identity] = _Queued(records, row)
 
-    def add_challenge(self, challenge: Row) -> None:
-        """Queue the row of the challenger's prediction, if it fits."""
+    def take(self, most: int) -> list[_Queued]:
+        """The oldest predictions, at most ``most``."""
         with self._lock:
-            if len(self._challenges) < MAX_PENDING_PREDICTIONS:
-                self._challenges.append(challenge)
-
-    def take(self, most: int) -> tuple[list[_Queued], list[Row]]:
-        """The oldest predictions, at most ``most``, and the challenger's."""
-        with self._lock:
-            challenges, self._challenges = self._challenges, []
-            return self._pop(list(islice(self._queued, most))), challenges
+            return self._pop(list(islice(self._queued, most)))
 
     def take_named(self, identities: Iterable[str]) -> list[_Queued]:
         """The predictions with these ids."""
         with self._lock:
             return self._pop([identity for identity in identities if identity in self._queued])
 
-    def put_back(self, queued: Sequence[_Queued], challenges: Sequence[Row]) -> None:
+    def put_back(self, queued: Sequence[_Queued]) -> None:
         """Queue again what could not be written."""
         with self._lock:
             again = {one.records.prediction_ids[one.row]: one for one in queued}
             self._queued = again | self._queued
             self._layers += _layers(queued)
-            self._challenges[:0] = challenges
 
     def _pop(self, identities: Sequence[str]) -> list[_Queued]:
         taken = [self._queued.pop(identity) for identity in identities]
@@ -205,7 +194,7 @@ class ObservationStore:
     """Stores observations and the predictions that they are compared with.
 
     Create it before any fork, and :meth:`start` it in every process that serves.  Any thread may
-    call :meth:`record` and :meth:`record_shadow`; the coroutines belong to the event loop.
+    call :meth:`record`; the coroutines belong to the event loop.
 
     Args:
         address: the database's URL, of SQLite or PostgreSQL.
@@ -282,14 +271,6 @@ class ObservationStore:
     def record(self, records: RecordBatch) -> None:
         """Queue predictions; never blocks, never raises, and drops those that exceed the queue."""
         self._predictions.add(records)
-
-    def record_shadow(
-        self, prediction_id: str, model_sha256: str, expected_bytes: int, safe_bytes: int | None
-    ) -> None:
-        """Queue the challenger's prediction; as :meth:`record`."""
-        self._predictions.add_challenge(
-            (prediction_id, model_sha256, stored_bytes(expected_bytes), stored_bytes(safe_bytes))
-        )
 
     async def add(self, observation: Observation, key_name: str = "") -> Stored:
         """Store one observation; returns when it is on the disk.
@@ -457,22 +438,21 @@ class ObservationStore:
 
     def _flush_predictions(self) -> bool:
         """Write the oldest predictions; returns whether there were any."""
-        queued, challenges = self._predictions.take(ROWS_PER_TRANSACTION)
-        if not queued and not challenges:
-            return False
-        self._write_predictions(queued, challenges)
-        return True
+        queued = self._predictions.take(ROWS_PER_TRANSACTION)
+        if queued:
+            self._write_predictions(queued)
+        return bool(queued)
 
     def _write_named_predictions(self, identities: Iterable[str]) -> None:
         """Write the queued predictions with these ids before the others."""
         if queued := self._predictions.take_named(identities):
-            self._write_predictions(queued, ())
+            self._write_predictions(queued)
 
-    def _write_predictions(self, queued: Sequence[_Queued], challenges: Sequence[Row]) -> None:
+    def _write_predictions(self, queued: Sequence[_Queued]) -> None:
         try:
             jobs, rows = self._rows(queued)
             with self._engine.begin() as connection:
-                write_predictions(connection, jobs, rows, challenges)
+                write_predictions(connection, jobs, rows)
         except (DataError, IntegrityError) as error:
             PREDICTIONS.labels("dropped").inc(len(queued))
             if not self._complained:  # log once until it works again
@@ -480,7 +460,7 @@ class ObservationStore:
             self._complained = True
             return
         except SQLAlchemyError:
-            self._predictions.put_back(queued, challenges)
+            self._predictions.put_back(queued)
             raise
         self._complained = False
         PREDICTIONS.labels("stored").inc(len(queued))
