@@ -43,6 +43,7 @@ REVISIONS: Final = ("0001", "0002", "0003")
 HEAD: Final = REVISIONS[-1]
 MIGRATIONS: Final = {
     "0001": "ALTER TABLE predictions ADD COLUMN reason_codes VARCHAR(200)",
+    # held what a challenger had predicted beside the champion
     "0002": "DROP TABLE challenges",
 }
 """What makes each revision the next one."""
