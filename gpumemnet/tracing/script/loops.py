@@ -215,7 +215,7 @@ class _Running:
 class _Nowhere:
     """Stands for the loops in what a script pickles."""
 
-    condition = due = continues_after_error = enumerated = rounds = None
+    condition = due = continues_after_error = enumerated = rounds = was_cut = None
 
 
 class Loops:
@@ -272,6 +272,7 @@ class Loops:
         """Loops that run and have trained, and whose rounds make optimizers."""
         self.has_stepped = self.has_trained = False
         """Whether the script has trained for its first steps, and for as long as is wanted."""
+        self._has_left = False
         self.left: dict[str, None] = {}
         """Loops that were left before the first steps."""
         self._waits = False
@@ -362,6 +363,7 @@ class Loops:
                         rest = (len(numbers) - loop.given) * (second - before[0])
                         is_over = is_early or rest > _REST_SECONDS
                 if is_over:
+                    self._has_left = True
                     self.left.update({} if self.has_stepped else {place: None})
                     yield from loop.rest(second - before[0]) if place in self.training else ()
                     break
@@ -509,6 +511,10 @@ class Loops:
             self.hurried[place] = None
         return is_due
 
+    def was_cut(self) -> bool:
+        """Whether a loop was left."""
+        return self._has_left
+
     def continues_after_error(self) -> bool:
         """Whether the run goes on after the error of a statement.
 
@@ -572,6 +578,7 @@ class Loops:
             code.ENUMERATED: self.enumerated,
             code.TYPE: type_of,
             code.CONTINUES: self.continues_after_error,
+            code.CUT: self.was_cut,
         }
         # Such modules may run again: a plan traces the script's model anew.
         later: dict[str, Function] = {
@@ -580,6 +587,7 @@ class Loops:
             code.DUE: lambda place: False,
             code.ENUMERATED: enumerate,
             code.CONTINUES: lambda: False,
+            code.CUT: lambda: False,
         }
         vars(builtins).update(called)
         try:

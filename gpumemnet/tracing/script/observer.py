@@ -158,6 +158,8 @@ class ScriptObserver:
         self._first_model: weakref.ref[nn.Module] | None = None
         self.shapes: dict[int, str] = {}
         """Step → shapes of what the first model was called with in training."""
+        self._inputs: list[torch.Size] = []
+        """Shapes of what was moved to the GPU since the last step."""
         self._generation = Generation()
         self._made: list[weakref.ref[Optimizer]] = []
         self._states: dict[int, tuple[int, ...]] = {}
@@ -314,6 +316,7 @@ class ScriptObserver:
                 self.recorder.arrived(part, "buffer")
             elif operator == "to" and self.modules.running is None:
                 self.recorder.arrived(part, "input", "")
+                self._inputs.append(part.shape)
             else:
                 self.recorder.requested(part, operator)
 
@@ -485,6 +488,7 @@ class ScriptObserver:
     def _end_step(self) -> None:
         """End a step, and the script after the steps of its whole run."""
         self._boundaries += 1
+        self._inputs.clear()
         self.loaders.trained()
         if self.loaders.is_over is False:  # a library trains another network
             self.loaders.is_over = self._stepped.total() > self._made_at + STEPS_OF_ANOTHER
@@ -640,8 +644,9 @@ class ScriptObserver:
         if is_model and not torch.is_grad_enabled():
             self._generation.passed(module, arguments, self.recorder.live_bytes())
         if is_model and torch.is_grad_enabled() and self._started:
-            given = [each for each in tensors_in(arguments) if each.ndim]
-            shape = ", ".join("x".join(map(str, each.shape)) for each in given)
+            shapes = [each.shape for each in tensors_in(arguments) if each.ndim]
+            given = shapes or self._inputs  # which the script has set beforehand
+            shape = ", ".join("x".join(map(str, each)) for each in given)
             if self._trained is not None:
                 self._trained.called(module, arguments)
             if given:
@@ -649,8 +654,8 @@ class ScriptObserver:
                 if self._first_model() is module:
                     self.shapes.setdefault(step, shape)
         if self._samples.known is None and self._started:
-            given = [tensor for tensor in tensors_in(arguments) if tensor.ndim]
-            self._samples.learn(module, given, is_model=not self.modules.depth)
+            tensors = [tensor for tensor in tensors_in(arguments) if tensor.ndim]
+            self._samples.learn(module, tensors, is_model=not self.modules.depth)
 
     @property
     def batch_size(self) -> int | None:
