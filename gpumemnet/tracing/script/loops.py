@@ -34,7 +34,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
-from itertools import count, islice
+from itertools import count, islice, takewhile
 from pathlib import Path
 from threading import current_thread, main_thread
 from time import process_time
@@ -55,6 +55,7 @@ from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.script import changed_code as code
 from gpumemnet.tracing.script.branches import is_guarded
 from gpumemnet.tracing.script.read_values import type_of
+from gpumemnet.tracing.script.whole_run import size_of, time_to_read
 
 _RISES: Final = 2
 """How often a number has risen from one step to the next that is taken for a counter; once, where it
@@ -97,6 +98,8 @@ _WANTED_SECONDS: Final = 3.0
 """CPU time of the rounds of a loop over a range that make a condition other than it was."""
 _LESS_SECONDS: Final = 1.0
 """The same after the first steps."""
+_READ_SECONDS: Final = 3.0
+"""CPU time to make the batches that are left of a loop, of which the largest is wanted."""
 _REST_SECONDS: Final = 2.0
 """CPU time of the rounds that are left of a loop, below which it goes on: code after it may look up
 what its last round gave."""
@@ -181,9 +184,14 @@ class _Running:
     """Whether another loop trains within it, as one over epochs: that one has met what changes from
     step to step."""
 
-    def taken(self, item: Any, batches: int) -> Any:
+    most: int = 0
+    """Size of the largest batch that it gave while it trained, where it makes them itself."""
+
+    def taken(self, item: Any, batches: int, trains: bool) -> Any:
         """Return the item of a round; of how many batches of a data loader it is one, if it is."""
         self.given += 1
+        if trains and not batches:
+            self.most = max(self.most, size_of(item))
         self.ends_itself = self.given <= batches
         if self.given == 1:
             parts = item if type(item) is tuple else (item,)
@@ -229,6 +237,7 @@ class Loops:
         generates: whether the script generates token by token.
         number_of: returns the number of the batch that a data loader gave last; ``None`` for others.
         batches: returns how many batches data loaders gave, and how many an epoch of the last one has.
+        gives: called with what a batch is that was chosen, before the script gets it.
     """
 
     def __init__(
@@ -240,8 +249,9 @@ class Loops:
         generates: Callable[[], bool] = lambda: False,
         number_of: Callable[[Any], int | None] = lambda items: None,
         batches: Callable[[], tuple[int, int]] = lambda: (0, 0),
+        gives: Callable[[str], None] = lambda what: None,
     ) -> None:
-        self._batches = batches
+        self._batches, self._gives = batches, gives
         self._recorder, self._is_inside, self.trained = recorder, is_inside, trained
         self._is_cut, self._generates, self._number_of = is_cut, generates, number_of
         self._conditions: dict[Hashable, _Condition] = {}
@@ -312,7 +322,7 @@ class Loops:
                 has_trained = self.has_trained  # a last round takes conditions on counters
                 given = self._batches()[0]
                 # no name: enumerate would keep the first pair
-                yield loop.taken(next(iterator), self._batches_since(given))
+                yield loop.taken(next(iterator), self._batches_since(given), place in self.training)
                 is_on_host = self._recorder.now() == event
                 trains_nothing = self.has_stepped or self.trained()[0] == steps
                 is_whole = loop.has_parts and loop.given < _PARTS and self.trained()[0] == steps
@@ -365,7 +375,9 @@ class Loops:
                 if is_over:
                     self._has_left = True
                     self.left.update({} if self.has_stepped else {place: None})
-                    yield from loop.rest(second - before[0]) if place in self.training else ()
+                    if place in self.training:
+                        yield from loop.rest(second - before[0])
+                        yield from self._longest(loop, iterator)
                     break
         except StopIteration:
             pass
@@ -379,6 +391,16 @@ class Loops:
                 self._ended[place] = calm, most_bytes
             self.training.discard(place)
         self.making.discard(place)  # not where the trace ends within
+
+    def _longest(self, loop: _Running, left: Iterator[Any]) -> Iterator[Any]:
+        """Yield the largest batch that is left of a loop whose code makes them itself, unless one
+        that it has met was as large."""
+        has_time = time_to_read(_READ_SECONDS)
+        batches = takewhile(lambda each: has_time(), left if loop.most > 1 else ())
+        largest = max(batches, key=size_of, default=0)
+        if size_of(largest) > max(loop.most, 1):
+            self._gives("the longest batch")
+            yield largest
 
     @property
     def trains(self) -> bool:

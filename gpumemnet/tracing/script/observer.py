@@ -174,6 +174,7 @@ class ScriptObserver:
             lambda: self._generation.phase == GENERATION,
             self.loaders.number_of,
             lambda: (self.loaders.batches, self.loaders.epoch_batches),
+            self._gives,
         )
         self._repeated = RepeatedPasses(
             self.recorder,

@@ -297,7 +297,7 @@ class Loaders:
         size = 0
         with suppress(Exception), unseen():  # not each sample makes a batch
             if first not in drawn:
-                size = _size(loader.collate_fn(_samples(loader, [first])))
+                size = size_of(loader.collate_fn(_samples(loader, [first])))
         if _are_alike(size, known.get(what, (inf,))[0]):
             return deepcopy(known[what][1])
         batch = _collated(loader, numbers, drawn)
@@ -491,14 +491,14 @@ def _longest_and_last(
         if drawn >= count:  # a sampler may go on for billions of samples
             break
     last = batches[-1] if len(batches[-1]) < len(batches[0]) else None
-    has_time = _time_to_read(seconds)
+    has_time = time_to_read(seconds)
     # A sampler that gives more than a number chooses what differs from batch to batch.
     firsts = [batch[0] for batch in batches if batch]
     known = firsts if isinstance(firsts[0], tuple) else range(count)
     for most in (_SAMPLED, _READ):
         for number in (known[place] for place in _spread(len(known), most)):
             if number not in sizes and has_time():
-                sizes[number] = _size(data[number])
+                sizes[number] = size_of(data[number])
         if len(set(sizes.values())) == 1:
             has_draws = len({size for size, _ in _draws(loader, batches[0])}) > 1
             return batches[0] if has_draws else None, last, None
@@ -550,12 +550,12 @@ def _longest_of_epochs(
     if len(candidates) > 1:
         with suppress(Exception):  # not all make a batch
             return max(
-                candidates, key=lambda batch: _size(loader.collate_fn(_samples(loader, batch)))
+                candidates, key=lambda batch: size_of(loader.collate_fn(_samples(loader, batch)))
             )
     return longest
 
 
-def _time_to_read(seconds: float) -> Callable[[], bool]:
+def time_to_read(seconds: float) -> Callable[[], bool]:
     """Return what tells whether there is time left; other programs may take the CPU."""
     end, last_second = process_time() + seconds, monotonic() + 3 * seconds
     return lambda: process_time() < end and monotonic() < last_second
@@ -568,7 +568,7 @@ def _spread(count: int, most: int) -> list[int]:
     return [number * (count - 1) // max(taken - 1, 1) for number in range(taken)]
 
 
-def _size(sample: Any, depth: int = 3) -> int:
+def size_of(sample: Any, depth: int = 3) -> int:
     """Return how much a sample holds, some levels deep where it is an object such as a graph."""
     if isinstance(sample, Tensor) or hasattr(sample, "shape"):
         size = 1
@@ -576,16 +576,16 @@ def _size(sample: Any, depth: int = 3) -> int:
             size *= length
         return size
     if isinstance(sample, Mapping):
-        return sum(_size(each, depth) for each in sample.values())
+        return sum(size_of(each, depth) for each in sample.values())
     if isinstance(sample, str | bytes):
         return len(sample)
     if isinstance(sample, list | tuple):
         are_many = len(sample) and not isinstance(sample[0], int)
-        return sum(_size(each, depth) for each in sample) if are_many else len(sample)
+        return sum(size_of(each, depth) for each in sample) if are_many else len(sample)
     held = getattr(sample, "__dict__", None)
     if not depth or type(held) is not dict:
         return 1
-    return 1 + sum(_size(each, depth - 1) for each in held.values())
+    return 1 + sum(size_of(each, depth - 1) for each in held.values())
 
 
 def _collated(loader: _Loader, numbers: Sequence[Any], drawn: Mapping[Any, Any]) -> Any:
@@ -623,13 +623,13 @@ def _largest_draws(
     """Return the largest of several draws of each sample, if the data set draws their ``sizes``."""
     data: Any = vars(loader)["dataset"]
     largest: dict[Any, tuple[int, Any]] = {}
-    has_time, is_drawn = _time_to_read(seconds), False
+    has_time, is_drawn = time_to_read(seconds), False
     few = (list(numbers[: _SAMPLED // 2]) * _SAMPLED)[:_SAMPLED]
     for count, number in enumerate(few + list(numbers) * _DRAWS):
         if not has_time() or (count == len(few) and not is_drawn):
             break
         sample = data[number]
-        size = _size(sample)
+        size = size_of(sample)
         first = sizes.setdefault(number, size)
         is_drawn |= not _are_alike(size, first)
         if number not in largest or size > largest[number][0]:
@@ -647,7 +647,7 @@ def _draws(loader: _Loader, numbers: Sequence[int]) -> list[_Draw]:
         few = _samples(loader, numbers[:2])
         for _ in range(_DRAWS):
             states = _random_states()
-            found.append((_size(loader.collate_fn(deepcopy(few))), states))
+            found.append((size_of(loader.collate_fn(deepcopy(few))), states))
     _set_random_states(before)
     return found
 

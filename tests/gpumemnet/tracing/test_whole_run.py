@@ -711,6 +711,18 @@ for i in range(150):
         128 + 2 * 128,
         128 + 3 * 128 + WORKSPACE,
     ),
+    "own_batches": Case(  # which code of the script makes, the longest late: input, output, gradient
+        """
+def batches():
+    for number in range(500): yield number, torch.zeros(8192 if number == 400 else 8 + number % 7, 4096)
+model = wide(1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(9):
+    for i, (number, x) in enumerate(batches()): step(optimizer, model(x.cuda()).mean())
+""",
+        128 + 2 * 128,
+        128 + 3 * 128 + WORKSPACE,
+    ),
     "worker": Case(  # which ends with its own error, and does not go on without the file
         """
 class Rows(Dataset):
