@@ -237,7 +237,6 @@ class Loops:
         generates: whether the script generates token by token.
         number_of: returns the number of the batch that a data loader gave last; ``None`` for others.
         batches: returns how many batches data loaders gave, and how many an epoch of the last one has.
-        gives: called with what a batch is that was chosen, before the script gets it.
     """
 
     def __init__(
@@ -249,9 +248,8 @@ class Loops:
         generates: Callable[[], bool] = lambda: False,
         number_of: Callable[[Any], int | None] = lambda items: None,
         batches: Callable[[], tuple[int, int]] = lambda: (0, 0),
-        gives: Callable[[str], None] = lambda what: None,
     ) -> None:
-        self._batches, self._gives = batches, gives
+        self._batches = batches
         self._recorder, self._is_inside, self.trained = recorder, is_inside, trained
         self._is_cut, self._generates, self._number_of = is_cut, generates, number_of
         self._conditions: dict[Hashable, _Condition] = {}
@@ -282,7 +280,7 @@ class Loops:
         """Loops that run and have trained, and whose rounds make optimizers."""
         self.has_stepped = self.has_trained = False
         """Whether the script has trained for its first steps, and for as long as is wanted."""
-        self._has_left = False
+        self._has_left = self.met_longest = False
         self.left: dict[str, None] = {}
         """Loops that were left before the first steps."""
         self._waits = False
@@ -380,7 +378,7 @@ class Loops:
                         yield from self._longest(loop, iterator)
                     break
         except StopIteration:
-            pass
+            self.met_longest |= loop.most > 1
         finally:
             stepped, kept = self.trained()
             if stepped > steps and kept == made:  # it trains what an earlier round has made
@@ -398,8 +396,8 @@ class Loops:
         has_time = time_to_read(_READ_SECONDS)
         batches = takewhile(lambda each: has_time(), left if loop.most > 1 else ())
         largest = max(batches, key=size_of, default=0)
+        self.met_longest |= has_time() and loop.most > 1
         if size_of(largest) > max(loop.most, 1):
-            self._gives("the longest batch")
             yield largest
 
     @property

@@ -174,7 +174,6 @@ class ScriptObserver:
             lambda: self._generation.phase == GENERATION,
             self.loaders.number_of,
             lambda: (self.loaders.batches, self.loaders.epoch_batches),
-            self._gives,
         )
         self._repeated = RepeatedPasses(
             self.recorder,
@@ -580,7 +579,8 @@ class ScriptObserver:
                 f"their gradients and state take {frozen / MIB:,.0f} MiB more, and what their layers keep for them"
             )
         shapes = [each for step, each in self.shapes.items() if step not in self.step_names]
-        if len(set(shapes)) > 1 and "the longest batch" not in self.step_names.values():
+        is_met = self.loops.met_longest or "the longest batch" in self.step_names.values()
+        if len(set(shapes)) > 1 and not is_met:
             sentences.append(
                 f"batches have different shapes ({'; '.join(list(dict.fromkeys(shapes))[:3])}): "
                 "the largest that was seen counts, and a larger one takes more"

@@ -580,8 +580,8 @@ def size_of(sample: Any, depth: int = 3) -> int:
     if isinstance(sample, str | bytes):
         return len(sample)
     if isinstance(sample, list | tuple):
-        are_many = len(sample) and not isinstance(sample[0], int)
-        return sum(size_of(each, depth) for each in sample) if are_many else len(sample)
+        are_numbers = not sample or {type(sample[0]), type(sample[-1])} == {int}
+        return len(sample) if are_numbers else sum(size_of(each, depth) for each in sample)
     held = getattr(sample, "__dict__", None)
     if not depth or type(held) is not dict:
         return 1
