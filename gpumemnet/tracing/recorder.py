@@ -349,6 +349,10 @@ class Recorder(DispatchMode):
         keys = [storage_id(part) for tensor in tensors for part in dense_parts(tensor)]
         return [self._live[key] for key in keys if key in self._live]
 
+    def bytes_of(self, numbers: Iterable[int]) -> int:
+        """Return the bytes of storages."""
+        return sum(self._storages[number].size_bytes for number in numbers)
+
     @property
     def has_live_storages(self) -> bool:
         """Whether anything is on the GPU."""

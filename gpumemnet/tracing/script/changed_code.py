@@ -20,6 +20,7 @@ ENUMERATED: Final = "_gpumemnet_enumerated"
 TYPE: Final = "_gpumemnet_type"
 CONTINUES: Final = "_gpumemnet_continues"
 CUT: Final = "_gpumemnet_cut"
+ENDS: Final = "_gpumemnet_ends"
 """Names of what changed code calls."""
 _EXITS: Final = ("exit", "quit")
 _CLOCKS: Final = ("time", "perf_counter", "monotonic")
@@ -51,7 +52,7 @@ class _Changing(ast.NodeTransformer):
 
     def __init__(self, file: str, called: defaultdict[str, set[str]]) -> None:
         self._file, self._called = file, called
-        self._leaves = self._is_generator = False
+        self._leaves = self._is_generator = self._is_within = False
         self._scope = ""
         """Name of the function, or place of the loop, that a statement is in."""
         self._positions: frozenset[str] = frozenset()
@@ -92,6 +93,14 @@ class _Changing(ast.NodeTransformer):
 
     visit_Expr = visit_Assign = visit_AugAssign = _may_fail
 
+    def visit_Try(self, node: ast.Try) -> ast.AST:
+        self.generic_visit(node)
+        caught = [ast.unparse(each.type or ast.Constant("BaseException")) for each in node.handlers]
+        if any("BaseException" in each for each in caught):  # what ends the trace among others
+            ends = ast.ExceptHandler(ast.Name(ENDS, ast.Load()), None, [ast.Raise()])
+            node.handlers.insert(0, ends)
+        return node
+
     def visit_For(self, node: ast.For) -> ast.AST:
         for each in ast.walk(node.iter):  # also within a bar
             match each:
@@ -121,10 +130,17 @@ class _Changing(ast.NodeTransformer):
         return ast.copy_location(loop, node)
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
-        # Of a loop that was left, less was counted than the code expects.
-        either = ast.BoolOp(ast.Or(), [node.test, _call(CUT)])
-        node.test = ast.copy_location(either, node.test)
+        if isinstance(node.test, ast.Compare):
+            # Of a loop that was left, less was counted than the code expects.
+            either = ast.BoolOp(ast.Or(), [node.test, _call(CUT)])
+            node.test = ast.copy_location(either, node.test)
         return node
+
+    def _comprehension(self, node: ast.AST) -> ast.AST:
+        with patch.object(self, "_is_within", True):
+            return self.generic_visit(node)
+
+    visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _comprehension
 
     def visit_If(self, node: ast.If) -> ast.AST:
         self._leaves = any(
@@ -186,6 +202,8 @@ class _Changing(ast.NodeTransformer):
         line = f"{self._file} line {test.lineno} ({ast.unparse(test)})"
         is_position = stays and not self._positions.isdisjoint(numbers)
         sizes = tuple(text.startswith("len(") for text in numbers)
+        if self._is_within and all(sizes):  # many lengths, such as of words
+            return test
         about: Any = line, self._leaves, stays, ast.Mod in kinds, is_position, sizes
         asked = _call(
             CONDITION,
@@ -266,12 +284,13 @@ def _numbers(code: ast.AST) -> Iterator[ast.expr | None]:
     match code:
         case ast.Constant():
             return
-        case ast.Call(ast.Name("len")):
-            yield code
+        case ast.Call(ast.Name("len"), [of]):
+            if "(" not in ast.unparse(of):  # what is called would be called again
+                yield code
         case ast.Call(ast.Attribute() | ast.Name(), []) if _called_name(code) in _CLOCKS:
             yield code
-        case ast.Call(ast.Attribute(attr="item"), []):
-            yield code
+        case ast.Call(ast.Attribute(of, "item"), []):
+            yield None if "(" in ast.unparse(of) else code
         case ast.Name() | ast.Attribute() | ast.Subscript(slice=ast.Constant()):
             yield None if "(" in ast.unparse(code) else code
         case ast.Call() if not (_is_search(code) or ast.unparse(code.func) in _COMPUTES):

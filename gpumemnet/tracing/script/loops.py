@@ -26,15 +26,17 @@ from __future__ import annotations
 
 import ast
 import builtins
+import gc
 import sys
 from bisect import bisect_left
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
 from itertools import count, islice, takewhile
+from math import inf
 from pathlib import Path
 from threading import current_thread, main_thread
 from time import process_time
@@ -48,6 +50,7 @@ import torch
 from torch import nn
 from torch.utils.data import get_worker_info
 
+from gpumemnet.extract.module_calls import tensors_in
 from gpumemnet.sandbox.user_code import fault_sentence, is_user_code
 from gpumemnet.torch_private.names import Function, sees_functions
 from gpumemnet.torch_private.script import TRAINING_FILES
@@ -55,7 +58,8 @@ from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.script import changed_code as code
 from gpumemnet.tracing.script.branches import is_guarded
 from gpumemnet.tracing.script.read_values import type_of
-from gpumemnet.tracing.script.whole_run import size_of, time_to_read
+from gpumemnet.tracing.script.whole_run import time_to_read
+from gpumemnet.units import MIB
 
 _RISES: Final = 2
 """How often a number has risen from one step to the next that is taken for a counter; once, where it
@@ -187,11 +191,12 @@ class _Running:
     most: int = 0
     """Size of the largest batch that it gave while it trained, where it makes them itself."""
 
-    def taken(self, item: Any, batches: int, trains: bool) -> Any:
-        """Return the item of a round; of how many batches of a data loader it is one, if it is."""
+    def taken(self, item: Any, batches: int, size: int) -> Any:
+        """Return the item of a round, of this size; of how many batches of a data loader it is one,
+        if it is."""
         self.given += 1
-        if trains and not batches:
-            self.most = max(self.most, size_of(item))
+        if not batches:
+            self.most = max(self.most, size)
         self.ends_itself = self.given <= batches
         if self.given == 1:
             parts = item if type(item) is tuple else (item,)
@@ -237,6 +242,7 @@ class Loops:
         generates: whether the script generates token by token.
         number_of: returns the number of the batch that a data loader gave last; ``None`` for others.
         batches: returns how many batches data loaders gave, and how many an epoch of the last one has.
+        ends: what ends the script, which it may not catch.
     """
 
     def __init__(
@@ -248,8 +254,9 @@ class Loops:
         generates: Callable[[], bool] = lambda: False,
         number_of: Callable[[Any], int | None] = lambda items: None,
         batches: Callable[[], tuple[int, int]] = lambda: (0, 0),
+        ends: tuple[type[BaseException], ...] = (),
     ) -> None:
-        self._batches = batches
+        self._batches, self._ends = batches, ends
         self._recorder, self._is_inside, self.trained = recorder, is_inside, trained
         self._is_cut, self._generates, self._number_of = is_cut, generates, number_of
         self._conditions: dict[Hashable, _Condition] = {}
@@ -280,7 +287,7 @@ class Loops:
         """Loops that run and have trained, and whose rounds make optimizers."""
         self.has_stepped = self.has_trained = False
         """Whether the script has trained for its first steps, and for as long as is wanted."""
-        self._has_left = self.met_longest = False
+        self._has_left = self._is_last = self.met_longest = False
         self.left: dict[str, None] = {}
         """Loops that were left before the first steps."""
         self._waits = False
@@ -305,7 +312,8 @@ class Loops:
             only_returns: whether it ends by returning a value only: then it is not left unless it
                 trains.
         """
-        if current_thread() is not main_thread():  # it ends with the script
+        is_other = current_thread() is not main_thread()  # it ends with the script
+        if is_other or get_worker_info() is not None:
             yield from items
             return
         iterator, rise = iter(items), 0
@@ -320,7 +328,7 @@ class Loops:
                 has_trained = self.has_trained  # a last round takes conditions on counters
                 given = self._batches()[0]
                 # no name: enumerate would keep the first pair
-                yield loop.taken(next(iterator), self._batches_since(given), place in self.training)
+                yield self._taken(loop, next(iterator), given, place in self.training)
                 is_on_host = self._recorder.now() == event
                 trains_nothing = self.has_stepped or self.trained()[0] == steps
                 is_whole = loop.has_parts and loop.given < _PARTS and self.trained()[0] == steps
@@ -372,13 +380,16 @@ class Loops:
                         is_over = is_early or rest > _REST_SECONDS
                 if is_over:
                     self._has_left = True
+                    if place in self.training:
+                        self.learn_queues()
+                        self._is_last = True
                     self.left.update({} if self.has_stepped else {place: None})
                     if place in self.training:
                         yield from loop.rest(second - before[0])
                         yield from self._longest(loop, iterator)
                     break
         except StopIteration:
-            self.met_longest |= loop.most > 1
+            self._met(loop)
         finally:
             stepped, kept = self.trained()
             if stepped > steps and kept == made:  # it trains what an earlier round has made
@@ -390,15 +401,45 @@ class Loops:
             self.training.discard(place)
         self.making.discard(place)  # not where the trace ends within
 
+    def _taken(self, loop: _Running, item: Any, given: int, trains: bool) -> Any:
+        size = self._batch_size(item) if trains else 0
+        return loop.taken(item, self._batches_since(given), size)
+
     def _longest(self, loop: _Running, left: Iterator[Any]) -> Iterator[Any]:
         """Yield the largest batch that is left of a loop whose code makes them itself, unless one
         that it has met was as large."""
-        has_time = time_to_read(_READ_SECONDS)
-        batches = takewhile(lambda each: has_time(), left if loop.most > 1 else ())
-        largest = max(batches, key=size_of, default=0)
-        self.met_longest |= has_time() and loop.most > 1
-        if size_of(largest) > max(loop.most, 1):
+        has_time, before = time_to_read(_READ_SECONDS), (self._recorder.now(), self.trained())
+
+        def is_plain(item: Any) -> bool:
+            """Whether there is time, and nothing runs on the GPU to make a batch."""
+            return has_time() and before == (self._recorder.now(), self.trained())
+
+        waits = type(left) is type(iter(int, 1))  # perhaps for what the body of the loop does
+        largest = None
+        with suppress(Exception):  # of code that counts on the body
+            batches = takewhile(is_plain, left if loop.most and not waits else ())
+            largest = max(batches, key=self._batch_size, default=None)
+            if has_time():
+                self._met(loop)
+        if self._batch_size(largest) > loop.most:
             yield largest
+
+    def _met(self, loop: _Running) -> None:
+        """A loop has given all its batches; one within a loop that gives others is not meant."""
+        outer = self._running[: self._running.index(loop)]
+        self.met_longest |= bool(loop.most) and all(each.numbers for each in outer)
+
+    def _batch_size(self, item: Any, depth: int = 4) -> int:
+        """Return the numbers in the tensors and arrays of a batch on the host; 0 for others."""
+        if isinstance(item, torch.Tensor):
+            return 0 if self._recorder.holds(item) else item.numel()
+        if isinstance(item, np.ndarray):
+            return item.size
+        if isinstance(item, dict):
+            item = [*item.values()]
+        elif type(item) not in (tuple, list) or not depth:
+            return 0
+        return sum(self._batch_size(each, depth - 1) for each in item[:_LARGEST])
 
     @property
     def trains(self) -> bool:
@@ -439,11 +480,14 @@ class Loops:
             collection: that a number is looked for in; ``None`` in other conditions.
             given: the variables that it compares.
         """
-        shown = str(holds := holds_at(*given))
+        holds = holds_at(*given)
+        asked = about, sys._getframe(2).f_lineno
+        if asked in self._vary:
+            return holds
+        shown = str(holds)
         values = tuple(each if type(each) in _NUMBERS else 0 for each in given)
         step = self.trained()[0]
         moment = step, self._batches()[0]
-        asked = about, sys._getframe(2).f_lineno
         before, times, firsts = self._asked.get(asked, (moment, -1, values))
         if before != moment:
             times, firsts = -1, values
@@ -456,6 +500,7 @@ class Loops:
             known.stays |= type(holds) is not bool
         if known.now > values not in (known.first, firsts) and times == _FEW:
             self._vary.add(asked)  # no counter falls within a step, other than to its first value
+            self.waiting.pop(known.line, None)
         known.now = values
         if known.later is not None:
             # What follows may have set the next time.
@@ -471,10 +516,15 @@ class Loops:
             self.waiting.pop(known.line, None)
         if not self.has_stepped:
             known.first, known.last = known.first or values, values
-        is_known = is_met or asked in self._vary or step == known.step
-        if is_known or not self.has_stepped or self._is_inside():
+        if (
+            is_met
+            or asked in self._vary
+            or step == known.step
+            or not self.has_stepped
+            or self._is_inside()
+        ):
             return holds
-        last = known.last or values
+        last, steps = known.last or values, step - known.step
         known.met(step, values)
         risen = [i for i, each in enumerate(values) if each > known.first[i]]
         if not known.rises or (known.leaves and holds is False) or not risen:
@@ -491,8 +541,9 @@ class Loops:
             counter
         ]:  # such as where a memory is full, and from then on loses its oldest
             more = bisect_left(_FAR, True, key=lambda each: is_other(value + each))
-            if known.stays and more < len(_FAR):
-                self.sizes[known.line] = more / (value - last[counter])
+            rise = value - last[counter]
+            if known.stays and more < len(_FAR) and rise > 0 and not self._is_last:
+                self.sizes[known.line] = min(more / rise * steps, self._rounds_left())
             return holds
         loops = [
             each for each in self._running if value in each.numbers[each.given - 1 : each.given]
@@ -524,6 +575,29 @@ class Loops:
             return at(found)
         return holds
 
+    def _rounds_left(self) -> float:
+        """Return how many rounds are left of loops over ranges, if all that run are such loops."""
+        left = 0.0
+        for each in self._running:
+            count = len(each.numbers) or inf
+            left = left * count + count - each.given if left or count < inf else inf
+        return left
+
+    def learn_queues(self) -> None:
+        """Learn what queues of a longest length, such as memories of a replay, will hold more."""
+        self.queues.clear()
+        numbers_of, counted = self._recorder.numbers_of, set[int]()
+        for each in gc.get_objects():
+            if type(each) is deque and len(each) > 1 and each.maxlen is not None:
+                # Entries and queues may share tensors.
+                before = {*numbers_of(tensors_in([*each][:-1]))} | counted
+                last = {*numbers_of(tensors_in(each[-1]))} - before
+                counted |= last
+                more = self._recorder.bytes_of(last) * (each.maxlen - len(each))
+                if more >= MIB:
+                    name = f"a queue of at most {each.maxlen:,}"
+                    self.queues[name] = self.queues.get(name, 0) + more
+
     def due(self, place: str) -> bool:
         """Whether a condition is as it is later, because the script waits for it to train."""
         is_due = self._waits and not self.has_stepped and self._may_train(place)
@@ -532,8 +606,8 @@ class Loops:
         return is_due
 
     def was_cut(self) -> bool:
-        """Whether a loop was left."""
-        return self._has_left
+        """Whether a loop was left, so that an assertion holds that no code of the user's handles."""
+        return self._has_left and not is_guarded(sys._getframe(1), AssertionError)
 
     def continues_after_error(self) -> bool:
         """Whether the run goes on after the error of a statement.
@@ -599,15 +673,17 @@ class Loops:
             code.TYPE: type_of,
             code.CONTINUES: self.continues_after_error,
             code.CUT: self.was_cut,
+            code.ENDS: self._ends,
         }
         # Such modules may run again: a plan traces the script's model anew.
-        later: dict[str, Function] = {
+        later: dict[str, Any] = {
             code.ROUNDS: lambda place, *items: items[0] if items else iter(int, 1),
             code.CONDITION: lambda about, holds_at, _, *values: holds_at(*values),
             code.DUE: lambda place: False,
             code.ENUMERATED: enumerate,
             code.CONTINUES: lambda: False,
             code.CUT: lambda: False,
+            code.ENDS: (),
         }
         vars(builtins).update(called)
         try:

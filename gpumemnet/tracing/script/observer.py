@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -23,7 +22,7 @@ from torch.optim.optimizer import (
 from torch.utils.data import get_worker_info
 
 from gpumemnet.extract.module_calls import tensors_in
-from gpumemnet.sandbox.process import shorten_alarm
+from gpumemnet.sandbox.process import DeadlineReached, shorten_alarm
 from gpumemnet.sandbox.user_code import user_calls
 from gpumemnet.torch_private.names import (
     Arguments,
@@ -151,6 +150,7 @@ class ScriptObserver:
             self._gives,
             resized,
             self.recorder.holds,
+            lambda: len({*self.shapes.values()}) > 1,
         )
         self._samples = SampleCount(self.loaders.batch_sizes)
         self.step_names: dict[int, str] = {}
@@ -174,6 +174,7 @@ class ScriptObserver:
             lambda: self._generation.phase == GENERATION,
             self.loaders.number_of,
             lambda: (self.loaders.batches, self.loaders.epoch_batches),
+            (EnoughSteps, DeadlineReached),
         )
         self._repeated = RepeatedPasses(
             self.recorder,
@@ -251,7 +252,7 @@ class ScriptObserver:
         """Note the calls that the trace ended in, if a library trains, and loops whose rounds make
         optimizers."""
         self._held = self._optimizers()  # the script's frames go with the error
-        self._learn_queues()
+        self.loops.learn_queues()
         if self.has_enough_steps and self.recorder.phase == GENERATION:
             self.notes[GENERATION] = self._generation.sentence
         calls = user_calls(error)
@@ -597,17 +598,6 @@ class ScriptObserver:
             self.loops.sizes,
             self.loops.queues,
         )
-
-    def _learn_queues(self) -> None:
-        """Learn what queues of a longest length, such as memories of a replay, will hold more."""
-        sizes = self.recorder.timeline().sizes
-        for each in gc.get_objects():
-            if type(each) is deque and each and each.maxlen is not None:
-                numbers = {*self.recorder.numbers_of(tensors_in([*each]))}
-                held = sum(sizes[number] for number in numbers)
-                more = held * (each.maxlen - len(each)) // len(each)
-                if more >= MIB:
-                    self.loops.queues[f"a queue of at most {each.maxlen:,}"] = more
 
     def _learn_state(self, optimizer: Optimizer) -> None:
         """Learn which storages hold the state of an optimizer, which may be gone at the end."""

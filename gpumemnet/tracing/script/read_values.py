@@ -414,7 +414,7 @@ class ReadValues(MissingValues):
             self._counts[last] = self._value_of(given)
         elif func in _EACH:
             with suppress(RuntimeError, TypeError, ValueError):  # of what is no number
-                if number := self._number_of_each(func, args, named):
+                if (number := self._number_of_each(func, args, named)) > 0:
                     self._counts[last] = number
         if func in _SOFTMAX and last.ndim:
             self._counts[last] = 1 / max(last.shape[-1], 1)  # they add up to one

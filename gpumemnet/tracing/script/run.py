@@ -233,14 +233,15 @@ def result_of_script(run: ScriptRun, call: ScriptCall, with_curve: bool = False)
     }
     answer = result_of_run(repeated(run.timeline), run.timeline, notes=run.notes, **arguments)
     phases = phases_of(run.timeline, 0, {})
-    whole = run.whole
+    whole, filling = run.whole, 0
     if whole is not None:
         first_steps = len(run.timeline.step_starts) - 1
         phases = phases_of(whole.timeline, first_steps, whole.step_names)
         later = [each for each in phases if each.step > first_steps]
         largest = max(later, key=lambda each: each.requested_bytes, default=phases[0])
         more = largest.requested_bytes - answer.requested_bytes
-        keeps_tensors = grown_bytes(run.timeline) >= MIB and sum(whole.rises) > 1
+        filling = whole.filling_bytes
+        keeps_tensors = not filling and grown_bytes(run.timeline) >= MIB and sum(whole.rises) > 1
         if more >= min(MIB, answer.requested_bytes // 100) and not keeps_tensors:
             peak = peak_of(whole.timeline, whole.timeline.sizes)[1]
             turned = [what for what, event in run.turned.items() if event <= peak][-3:]
@@ -257,7 +258,6 @@ def result_of_script(run: ScriptRun, call: ScriptCall, with_curve: bool = False)
                 **arguments,
             )
     late, held_bytes = 0, answer.parts["optimizer_state"]
-    filling = 0 if whole is None else whole.filling_bytes
     if whole is not None and answer.peak.phase != "build":
         is_later = answer.peak.step > len(run.timeline.step_starts) - 1
         end = len(whole.timeline.events if is_later else run.timeline.events)
@@ -331,6 +331,7 @@ def run_script(call: ScriptCall) -> ScriptRun:
             _run_to_stop(run)
             if not observer.loops.has_trained:  # it has come to its end
                 observer.loops.waiting.clear()
+                observer.loops.sizes.clear()
         except EnoughSteps as error:
             observer.note_running(error)
         except GpumemnetError as error:
@@ -509,7 +510,7 @@ def _shown(
         and (len(whole.rises) < 2 or sum(whole.rises) > 1)
     ):
         values.note_once(
-            f"the memory on the GPU grows by {growth / MIB:,.2f} MiB with every step: the script keeps tensors of earlier steps"
+            f"the memory on the GPU grows by {growth / MIB:,.1f} MiB with every step: the script keeps tensors of earlier steps"
         )
     elif whole is not None and sum(whole.rises) > 1:
         values.note_once(

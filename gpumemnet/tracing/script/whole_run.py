@@ -150,10 +150,15 @@ class WholeRun:
     def filling_bytes(self) -> int:
         """What the script gathers after the steps that were traced, where a condition on a length
         tells for how long, or the longest length of a queue."""
-        if self.queues or not self.full:
+        last = self.timeline.step_starts[-10:-1]
+        if self.queues or not self.full or len(last) < 3:
             return sum(self.queues.values())
-        each = min(grown_bytes(self.timeline, step) for step in (-4, -3))
-        return round(max(each, 0) * min(self.full.values()))
+        events = self.timeline.events[last[0] : last[-1]]
+        grown = sum(signed_bytes(events, self.timeline.sizes))
+        # Larger batches than those before take more, but are as many tensors.
+        keeps = sum(1 if event >= 0 else -1 for event in events) > 0 < grown
+        filling = round(grown / (len(last) - 1) * min(self.full.values()))
+        return filling if keeps and filling >= MIB else 0
 
 
 def grown_bytes(timeline: Timeline, step: int = -2) -> int:
@@ -172,6 +177,7 @@ class Loaders:
         gives: called with what a batch is, before the script gets it.
         resized: a batch size, and the one to put in its place.
         holds: whether a tensor is on the GPU.
+        varies: whether the model got batches of different shapes, such as cut to numbers of theirs.
     """
 
     def __init__(
@@ -181,7 +187,9 @@ class Loaders:
         gives: Callable[[str], None],
         resized: tuple[int, int] | None,
         holds: Callable[[Tensor], bool],
+        varies: Callable[[], bool],
     ) -> None:
+        self._varies = varies
         self.goes_on, self.live_bytes = goes_on, live_bytes
         self._holds = holds
         self.gives = gives
@@ -260,7 +268,7 @@ class Loaders:
 
     def again(self, loader: _Loader) -> Any:
         """Return the first batch of a loader, ``None`` if others have other shapes."""
-        if self.known.get(loader, [(None, None)])[-1][1] is not None:
+        if self._varies() or self.known.get(loader, [(None, None)])[-1][1] is not None:
             return None
         with unseen():
             return deepcopy(self._copies.get(loader, [None])[-1])
@@ -295,9 +303,12 @@ class Loaders:
         known, drawn = self._made.setdefault(loader, {}), self.drawn.get(loader, {})
         first = numbers[0]
         size = 0
-        with suppress(Exception), unseen():  # not each sample makes a batch
-            if first not in drawn:
-                size = size_of(loader.collate_fn(_samples(loader, [first])))
+        if first not in drawn:
+            with unseen():
+                samples = _samples(loader, [first])
+                size = _size(samples)
+                with suppress(Exception):  # not each sample makes a batch
+                    size = _size(loader.collate_fn(deepcopy(samples)))
         if _are_alike(size, known.get(what, (inf,))[0]):
             return deepcopy(known[what][1])
         batch = _collated(loader, numbers, drawn)
@@ -498,7 +509,7 @@ def _longest_and_last(
     for most in (_SAMPLED, _READ):
         for number in (known[place] for place in _spread(len(known), most)):
             if number not in sizes and has_time():
-                sizes[number] = size_of(data[number])
+                sizes[number] = _size(data[number])
         if len(set(sizes.values())) == 1:
             has_draws = len({size for size, _ in _draws(loader, batches[0])}) > 1
             return batches[0] if has_draws else None, last, None
@@ -550,7 +561,7 @@ def _longest_of_epochs(
     if len(candidates) > 1:
         with suppress(Exception):  # not all make a batch
             return max(
-                candidates, key=lambda batch: size_of(loader.collate_fn(_samples(loader, batch)))
+                candidates, key=lambda batch: _size(loader.collate_fn(_samples(loader, batch)))
             )
     return longest
 
@@ -568,7 +579,7 @@ def _spread(count: int, most: int) -> list[int]:
     return [number * (count - 1) // max(taken - 1, 1) for number in range(taken)]
 
 
-def size_of(sample: Any, depth: int = 3) -> int:
+def _size(sample: Any, depth: int = 3) -> int:
     """Return how much a sample holds, some levels deep where it is an object such as a graph."""
     if isinstance(sample, Tensor) or hasattr(sample, "shape"):
         size = 1
@@ -576,16 +587,16 @@ def size_of(sample: Any, depth: int = 3) -> int:
             size *= length
         return size
     if isinstance(sample, Mapping):
-        return sum(size_of(each, depth) for each in sample.values())
+        return sum(_size(each, depth) for each in sample.values())
     if isinstance(sample, str | bytes):
         return len(sample)
     if isinstance(sample, list | tuple):
         are_numbers = not sample or {type(sample[0]), type(sample[-1])} == {int}
-        return len(sample) if are_numbers else sum(size_of(each, depth) for each in sample)
+        return len(sample) if are_numbers else sum(_size(each, depth) for each in sample)
     held = getattr(sample, "__dict__", None)
     if not depth or type(held) is not dict:
         return 1
-    return 1 + sum(size_of(each, depth - 1) for each in held.values())
+    return 1 + sum(_size(each, depth - 1) for each in held.values())
 
 
 def _collated(loader: _Loader, numbers: Sequence[Any], drawn: Mapping[Any, Any]) -> Any:
@@ -629,7 +640,7 @@ def _largest_draws(
         if not has_time() or (count == len(few) and not is_drawn):
             break
         sample = data[number]
-        size = size_of(sample)
+        size = _size(sample)
         first = sizes.setdefault(number, size)
         is_drawn |= not _are_alike(size, first)
         if number not in largest or size > largest[number][0]:
@@ -647,7 +658,7 @@ def _draws(loader: _Loader, numbers: Sequence[int]) -> list[_Draw]:
         few = _samples(loader, numbers[:2])
         for _ in range(_DRAWS):
             states = _random_states()
-            found.append((size_of(loader.collate_fn(deepcopy(few))), states))
+            found.append((_size(loader.collate_fn(deepcopy(few))), states))
     _set_random_states(before)
     return found
 

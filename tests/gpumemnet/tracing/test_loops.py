@@ -71,7 +71,10 @@ def test_loops_end_that_bring_nothing_new(
         gpu.events, gpu.bytes, gpu.most = gpu.events + 1, gpu.bytes + kept_bytes, most
 
     recorder = SimpleNamespace(
-        now=lambda: gpu.events, levels_since=lambda start: (gpu.most, gpu.bytes)
+        now=lambda: gpu.events,
+        levels_since=lambda start: (gpu.most, gpu.bytes),
+        numbers_of=lambda tensors: [],
+        bytes_of=lambda numbers: 0,
     )
     monkeypatch.setattr(loops, "_SECONDS", -1)
     monkeypatch.setattr(loops, "_REST_SECONDS", -1)
