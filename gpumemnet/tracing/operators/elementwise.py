@@ -530,7 +530,7 @@ def _indexed_write(call: Call) -> Scratches:
         return ()  # values are written in any order, without a sort
     indices: Sequence[Tensor | None] = call.arguments["indices"]
     given = [index for index in indices if index is not None]
-    if not given or given[0].dtype == torch.bool:
+    if not given or given[0].dtype in (torch.bool, torch.uint8):
         return ()  # the number of elements that a mask selects is only known at run time
     shapes = (tensor.shape for tensor in given)
     count = math.prod(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]

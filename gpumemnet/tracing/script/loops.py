@@ -29,7 +29,7 @@ import builtins
 import gc
 import sys
 from bisect import bisect_left
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
@@ -271,7 +271,7 @@ class Loops:
         """What was taken the other way before its time → after how many events."""
         self.sizes: dict[str, float] = {}
         """Place of a condition on the length of something that grows → steps before it is other."""
-        self.queues: dict[str, int] = {}
+        self.queues = Counter[str]()
         """Queues of a longest length → bytes that they will hold more."""
         self._running: list[_Running] = []
         self._seconds: defaultdict[str, float] = defaultdict(float)
@@ -595,8 +595,7 @@ class Loops:
                 counted |= last
                 more = self._recorder.bytes_of(last) * (each.maxlen - len(each))
                 if more >= MIB:
-                    name = f"a queue of at most {each.maxlen:,}"
-                    self.queues[name] = self.queues.get(name, 0) + more
+                    self.queues[f"a queue of at most {each.maxlen:,}"] += more
 
     def due(self, place: str) -> bool:
         """Whether a condition is as it is later, because the script waits for it to train."""

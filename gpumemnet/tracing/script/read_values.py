@@ -40,6 +40,7 @@ from gpumemnet.torch_private.names import (
     schema,
     storage_id,
     tree_leaves,
+    version_of,
 )
 from gpumemnet.tracing.missing_values import guess_of, running_place, selection_of, selects
 from gpumemnet.tracing.script.branches import Assumptions, Decisions, Place
@@ -143,6 +144,8 @@ class ReadValues(MissingValues):
         self._best_effort = best_effort
         self.sentences: dict[str, str] = {}
         self._truths: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
+        self._decided: MutableMapping[Tensor, tuple[int, bool]] = WeakTensorKeyDictionary()
+        """Conditions that were read → their versions, and what they were taken to be."""
         self._counts: MutableMapping[Tensor, float] = WeakTensorKeyDictionary()
         """Tensors of which more is known than that they may be 0 → what each element is taken to be."""
         self._masks: MutableMapping[Tensor, float] = WeakTensorKeyDictionary()
@@ -225,10 +228,16 @@ class ReadValues(MissingValues):
         known = self._truths.get(tensor)
         if known is not None:
             return bool(known)
-        if not self.is_assumed(tensor):
-            return self.decide(False)
-        is_likely = self.is_assumed(tensor, is_picked=True)
-        return self.decide(bool(self._value_of(tensor)), is_likely=is_likely)
+        version = version_of(tensor)
+        before, decided = self._decided.get(tensor, (None, False))
+        if before == version:  # it is what another line has read
+            return decided
+        is_assumed = self.is_assumed(tensor)
+        usual = is_assumed and bool(self._value_of(tensor))
+        is_likely = is_assumed and self.is_assumed(tensor, is_picked=True)
+        decided = self.decide(usual, is_likely=is_likely)
+        self._decided[tensor] = version, decided
+        return decided
 
     def decide(self, usual: bool, *, is_likely: bool = False) -> bool:
         """Return what a condition of the running code is, see :class:`Decisions`."""

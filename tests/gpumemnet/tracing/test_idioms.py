@@ -135,6 +135,9 @@ CONDITIONS = {
         "e = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 1).cuda().eval()\n"
         "with torch.no_grad(): e(x.view(64, 32, 8), src_key_padding_mask=x[:, :32] > 0)\nkeep = block(256)"
     ),
+    "read_twice": (  # by two lines, for which it is the same
+        "goes = (x * loss).max() > 1\nif goes: keep = block(256)\nassert bool(goes) == ('keep' in dir())"
+    ),
     "check": "assert loss < 100 and x.abs().max() < 1e4\nif loss > 100: raise ValueError\n"
     "if __import__('numpy').isnan(loss.detach().cpu()): other = block(256)\nkeep = block(256)",
     "equal_copies": 'assert (x == x.clone()).all(), "copies"\nkeep = block(256)',
