@@ -41,7 +41,7 @@ from gpumemnet.torch_private.names import (
     own_buffers,
     schema,
     tree_map_only,
-    version,
+    version_of,
     without_function_modes,
 )
 
@@ -272,7 +272,7 @@ class StateCheck:
         self._module = module
         self._name = name
         _check_arguments(name, arguments)
-        self._inputs = [(tensor, version(tensor)) for tensor in tensors_in(arguments)]
+        self._inputs = [(tensor, version_of(tensor)) for tensor in tensors_in(arguments)]
         self._before = None if is_first else _state(module)
 
     def check(self) -> None:
@@ -282,7 +282,7 @@ class StateCheck:
             PlanError: names what was changed.
         """
         for tensor, before in self._inputs:
-            if version(tensor) != before:
+            if version_of(tensor) != before:
                 raise PlanError(
                     f"'{self._name}' changes its input of shape {list(tensor.shape)} in place, so that its recomputation would "
                     "begin with other values: use the variant that is not in place, or keep or swap this module"
@@ -320,7 +320,7 @@ def _state(module: nn.Module) -> dict[str, Any]:
         if not isinstance(part, NORMALIZATIONS):
             for key, buffer in own_buffers(part).items():
                 path = f"{name}.{key}" if name else key
-                state[path] = id(buffer), None if buffer is None else version(buffer)
+                state[path] = id(buffer), None if buffer is None else version_of(buffer)
     return state
 
 

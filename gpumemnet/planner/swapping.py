@@ -34,7 +34,7 @@ from gpumemnet.planner.plans import (
     MIN_SWAPPED_BYTES,
     pinned_bytes,
 )
-from gpumemnet.torch_private.names import id_of_storage, storage_id, version
+from gpumemnet.torch_private.names import id_of_storage, storage_id, version_of
 
 _STEPS_FROM_WEIGHT: Final = 4
 """How many operators are looked at between a saved tensor and the weight that it is a cast of."""
@@ -194,7 +194,7 @@ class _Kept:
         self.tensor = (
             tensor.detach()
         )  # the tensor itself may be the output of the node that saves it, and keep that alive
-        self.version = version(self.tensor)
+        self.version = version_of(self.tensor)
 
     def unpacked(self) -> Tensor:
         """Return the tensor.
@@ -202,10 +202,10 @@ class _Kept:
         Raises:
             RuntimeError: it was changed since; autograd checks that only for tensors without hooks.
         """
-        if version(self.tensor) != self.version:
+        if version_of(self.tensor) != self.version:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"{self.tensor.dtype} {list(self.tensor.shape)} is at version {version(self.tensor)}; expected {self.version}"
+                f"{self.tensor.dtype} {list(self.tensor.shape)} is at version {version_of(self.tensor)}; expected {self.version}"
             )
         return self.tensor
 
@@ -262,7 +262,7 @@ class _Copy:
         self.device = tensor.device
         self.unread = 0
         self._size_bytes = storage.nbytes()
-        self._version = version(tensor)
+        self._version = version_of(tensor)
         self._held: torch.UntypedStorage | None = storage
         self._storage: Callable[[], torch.UntypedStorage | None] = weakref.ref(storage)
         self._swaps, self._outward, self._inward = swaps, outward, inward
@@ -278,7 +278,7 @@ class _Copy:
         return (
             storage is not None
             and id_of_storage(storage) == storage_id(tensor)
-            and self._version == version(tensor)
+            and self._version == version_of(tensor)
         )
 
     def copy_out(self) -> None:

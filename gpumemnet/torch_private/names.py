@@ -239,11 +239,6 @@ def viewed(tensor: Tensor) -> Tensor:
     return tensor if tensor._base is None else tensor._base
 
 
-def version(tensor: Tensor) -> int:
-    """How often ``tensor``, or a tensor that it is a view of, was changed in place."""
-    return int(tensor._version)
-
-
 def part_on_rank(tensor: Tensor) -> Tensor:
     """The part of ``tensor`` that this rank holds: all of it, unless it is sharded (a
     ``DTensor``)."""

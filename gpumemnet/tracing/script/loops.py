@@ -191,18 +191,6 @@ class _Running:
     most: int = 0
     """Size of the largest batch that it gave while it trained, where it makes them itself."""
 
-    def taken(self, item: Any, batches: int, size: int) -> Any:
-        """Return the item of a round, of this size; of how many batches of a data loader it is one,
-        if it is."""
-        self.given += 1
-        if not batches:
-            self.most = max(self.most, size)
-        self.ends_itself = self.given <= batches
-        if self.given == 1:
-            parts = item if type(item) is tuple else (item,)
-            self.has_parts = any(isinstance(each, nn.Module) for each in parts)
-        return item
-
     def want(self, is_other: Callable[[int], bool]) -> bool:
         """Want the numbers that make a condition other than it was, if they are few, else the first
         and the last one, before which time may be up; return whether there is one."""
@@ -312,8 +300,8 @@ class Loops:
             only_returns: whether it ends by returning a value only: then it is not left unless it
                 trains.
         """
-        is_other = current_thread() is not main_thread()  # it ends with the script
-        if is_other or get_worker_info() is not None:
+        is_aside = current_thread() is not main_thread()  # it ends with the script
+        if is_aside or get_worker_info() is not None:
             yield from items
             return
         iterator, rise = iter(items), 0
@@ -402,8 +390,17 @@ class Loops:
         self.making.discard(place)  # not where the trace ends within
 
     def _taken(self, loop: _Running, item: Any, given: int, trains: bool) -> Any:
-        size = self._batch_size(item) if trains else 0
-        return loop.taken(item, self._batches_since(given), size)
+        """Learn from the item of a round, and return it; data loaders had ``given`` so many batches
+        before it was asked for."""
+        batches = self._batches_since(given)
+        loop.given += 1
+        if trains and not batches:
+            loop.most = max(loop.most, self._batch_size(item))
+        loop.ends_itself = loop.given <= batches
+        if loop.given == 1:
+            parts = item if type(item) is tuple else (item,)
+            loop.has_parts = any(isinstance(each, nn.Module) for each in parts)
+        return item
 
     def _longest(self, loop: _Running, left: Iterator[Any]) -> Iterator[Any]:
         """Yield the largest batch that is left of a loop whose code makes them itself, unless one
@@ -537,9 +534,8 @@ class Loops:
         def is_other(value: float) -> bool:
             return str(at(value)) != shown
 
-        if known.sizes[
-            counter
-        ]:  # such as where a memory is full, and from then on loses its oldest
+        # Such as where a memory is full, and from then on loses its oldest.
+        if known.sizes[counter]:
             more = bisect_left(_FAR, True, key=lambda each: is_other(value + each))
             rise = value - last[counter]
             if known.stays and more < len(_FAR) and rise > 0 and not self._is_last:

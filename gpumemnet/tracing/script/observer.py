@@ -40,6 +40,7 @@ from gpumemnet.torch_private.script import BACKWARD, DECORATE, GRADIENTS, MODULE
 from gpumemnet.torch_private.training import fill_history, history_of_first_step
 from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.recorder import Recorder
+from gpumemnet.tracing.script.generation import GENERATION, Generation
 from gpumemnet.tracing.script.libraries import take_from_gpu
 from gpumemnet.tracing.script.loops import Loops
 from gpumemnet.tracing.script.models import (
@@ -54,7 +55,6 @@ from gpumemnet.tracing.script.models import (
 from gpumemnet.tracing.script.repeated_passes import RepeatedPasses
 from gpumemnet.tracing.script.simulated_cuda import Streams
 from gpumemnet.tracing.script.whole_run import (
-    GENERATION,
     LATER_SECONDS,
     MORE_EVENTS,
     MORE_EVENTS_OF_GENERATION,
@@ -62,7 +62,6 @@ from gpumemnet.tracing.script.whole_run import (
     MORE_STEPS,
     REST_SECONDS,
     STEPS_OF_ANOTHER,
-    Generation,
     Loaders,
     WholeRun,
     state_bytes,

@@ -498,11 +498,10 @@ def _shown(
     if observer.is_lower_bound and not observer.has_stepped:
         timeline = up_to_peak(timeline)
     growth = grown_bytes(timeline)
-    filling = 0 if whole is None else whole.filling_bytes
-    if filling:
+    if whole is not None and (filling := whole.filling_bytes):
         values.note_once(
             f"the script gathers on the GPU for longer than was traced, and {filling / MIB:,.0f} MiB more are counted, "
-            f"as {'; '.join(whole.queues or whole.full) if whole else ''} tells"
+            f"as {'; '.join(whole.queues or whole.full)} tells"
         )
     elif (
         growth >= LEAST_GROWTH

@@ -53,8 +53,6 @@ MORE_EVENTS_OF_GENERATION: Final = 100_000
 """The same if the run generates, as no two of its passes are equal, and for what follows the steps."""
 LEAST_GROWTH: Final = 2**14
 """Bytes by which memory grows with every step, where that counts: not those of losses in a list."""
-GENERATION: Final = "generation"
-"""Name of its phase."""
 _SIZE: Final = re.compile(r"(?!num)(?!.*batches).*batch", re.IGNORECASE)
 """Names of batch sizes, not of how many batches there are."""
 _KERNELS: Final = ("fused", "foreach", "capturable")
@@ -671,57 +669,6 @@ def _set_random_states(states: tuple[Any, ...]) -> None:
     random.setstate(states[0])
     np.random.set_state(states[1])  # noqa: NPY002 - scripts use it
     torch.set_rng_state(states[2])
-
-
-class Generation:
-    """Passes without gradients whose inputs grow by one, or have one more after a longer one."""
-
-    def __init__(self) -> None:
-        self._shapes: WeakKeyDictionary[nn.Module, list[torch.Size]] = WeakKeyDictionary()
-        self._first = 0
-        """Identity of the module whose passes are the tokens."""
-        self._live: list[int] = []
-        """Bytes on the GPU after each pass that generated."""
-
-    @property
-    def phase(self) -> str:
-        """Name of the phase of the next pass."""
-        return GENERATION if self._live else "evaluation"
-
-    @property
-    def sentence(self) -> str:
-        """What a generation takes that was not seen to its end."""
-        passes = len(self._live)
-        each = (self._live[-1] - self._live[0]) / max(passes - 1, 1)
-        return (
-            f"the trace ended within a generation, after {passes:,} tokens of it: each further token takes {each / 1024:,.1f} KiB "
-            "more, and they are not in the answer"
-        )
-
-    def passed(self, module: nn.Module, arguments: object, live_bytes: int) -> None:
-        """A pass without gradients has ended.
-
-        Args:
-            module: a model, or a part of one that the script calls by itself.
-            arguments: its own.
-            live_bytes: bytes on the GPU now.
-        """
-        is_known, before = module in self._shapes, self._shapes.get(module, [])
-        shapes = self._shapes[module] = [each.shape for each in tensors_in(arguments)]
-        grows = any(
-            len(new) == len(old) > 1
-            and old[0] == new[0]
-            and (new[1] == old[1] + 1 or (new[1] == 1 < old[1]))
-            for old, new in zip(before, shapes, strict=False)
-        )
-        is_first = self._first in (0, id(module))
-        if grows or (self._live and before == shapes):
-            if is_first:
-                self._first = id(module)
-                self._live.append(live_bytes)
-        elif is_first or not is_known:
-            self._first = 0
-            self._live.clear()
 
 
 def state_bytes(optimizer: Optimizer, parameters: Sequence[Tensor]) -> int:
