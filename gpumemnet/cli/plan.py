@@ -42,7 +42,6 @@ from gpumemnet.cli.trace import (
     amount_cells,
     amounts_text,
     attention_kernel,
-    check_plot,
     is_given,
     launched,
     peak_text,
@@ -72,7 +71,6 @@ from gpumemnet.tracing.api import (
     DEADLINE_SECONDS,
     DEFAULT_OPTIONS,
     LOSSES,
-    ExtraResults,
     TraceOptions,
     checked_request,
 )
@@ -131,13 +129,6 @@ def plan(
             "--no-alternatives", help="Do not trace other settings of a job that does not fit."
         ),
     ] = False,
-    plot: Annotated[
-        Path | None,
-        result_option(
-            metavar="FILE.png|FILE.svg",
-            help="Draw the memory before and after.",
-        ),
-    ] = None,
     out: Annotated[
         Path | None,
         result_option(metavar="FILE.json", help="Write the plan, for gpumemnet.planner.applied."),
@@ -155,7 +146,6 @@ def plan(
     """
     launch = launched(source, 1, context)
     model = source[0] if launch is None else launch.script
-    check_plot(plot)
     if out is not None:
         check_writable(out)
     is_named = launch is None and Path(model.partition(":")[0]).suffix != ".py"
@@ -176,14 +166,8 @@ def plan(
             best_effort=best_effort,
             **chosen,
         )
-    extras = ExtraResults(curve=plot is not None)
     request = checked_request(
-        options,
-        gpu,
-        parse_settings(allocator_conf),
-        extras,
-        batch_size,
-        cudnn,
+        options, gpu, parse_settings(allocator_conf), batch_size=batch_size, cudnn=cudnn
     )
     plan_request = PlanRequest(
         trace=within_budget(request, None if budget is None else parse_memory(budget, "budget")),
@@ -208,10 +192,6 @@ def plan(
                 deadline_seconds=deadline,
                 progress=progress,
             )
-    if plot is not None:
-        from gpumemnet.planner.plot import plot as draw
-
-        draw(answer, plot)
     if out is not None:
         if answer.plan is None:
             typer.echo("there is no plan to write", err=True)

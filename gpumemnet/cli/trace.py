@@ -170,7 +170,11 @@ def trace(
     The step runs without a GPU and allocates nothing.  The exit code is 4 if the deadline left only
     a lower bound.
     """
-    check_plot(plot)
+    if plot is not None:  # a picture that cannot be written is refused before it is computed
+        from gpumemnet.tracing.plot import picture_format
+
+        picture_format(plot)
+        check_writable(plot, "plot")
     if out is not None:
         check_writable(out)
     launch = launched(source or [], ranks, call, "fits", "out")
@@ -402,20 +406,6 @@ def _host_verdict(host: HostMemory) -> Text:
         f": {amount_text(host.node_bytes)} for tensors{each}{pinned if host.pinned_bytes else ''}; "
         "Python, libraries and the driver come on top",
     )
-
-
-def check_plot(path: Path | None) -> None:
-    """Checks that a picture can be written, before it is computed.
-
-    Raises:
-        InvalidRequestError: the file has another suffix, or cannot be written.
-    """
-    if path is None:
-        return
-    from gpumemnet.tracing.plot import picture_format
-
-    picture_format(path)
-    check_writable(path, "plot")
 
 
 def amounts_text(answer: TraceAnswer) -> str:

@@ -33,7 +33,6 @@ from gpumemnet.planner.plans import (
 )
 from gpumemnet.sandbox.process import Progress, ask
 from gpumemnet.tracing.api import (
-    ExtraResults,
     TraceOptions,
     TraceRequest,
     checked_request,
@@ -82,7 +81,6 @@ def plan(
     planner: str = DEFAULT_PLANNER,
     host_bytes: int | None = None,
     with_alternatives: bool = True,
-    with_curves: bool = False,
     optimizer: str | Optimizer | Callable[..., Optimizer] = "adamw",
     batch_size: int | None = None,
     context_mib: int | None = None,
@@ -104,8 +102,6 @@ def plan(
         host_bytes: pinned host memory that swapped tensors may use; what the machine has by
             default.
         with_alternatives: whether to trace other settings of the job too, if it does not fit.
-        with_curves: whether to return the memory over a step, for pictures.
-
         options: further options of :func:`gpumemnet.trace` that say how the model is trained, such
             as ``loss`` and ``precision``.
 
@@ -125,10 +121,9 @@ def plan(
     named = {"optimizer": optimizer} if isinstance(optimizer, str) else {"own_optimizer": optimizer}
     trace_options = TraceOptions(**named, **options)
     device = asked_profile(gpu, context_mib, "context_mib")
-    extras = ExtraResults(curve=with_curves)
     request = PlanRequest(
         trace=within_budget(
-            checked_request(trace_options, device, allocator, extras, batch_size, cudnn),
+            checked_request(trace_options, device, allocator, batch_size=batch_size, cudnn=cudnn),
             budget_bytes,
         ),
         planner=planner,
@@ -341,7 +336,7 @@ def _plan_script(document: Document) -> Document:
     trace = replace(request.trace, options=options, allocator=run.settings)
     note = f"planned as the script trains it: {words}; the loss is its own, or one that fits its output"
     _LOG.info("tracing the model alone")
-    alone = ModelTracer(model, inputs, replace(trace, extras=ExtraResults())).answer()
+    alone = ModelTracer(model, inputs, trace).answer()
     more = script.expected_bytes - alone.expected_bytes
     if more >= MIB:
         trace = within_budget(trace, script.available_bytes - more)

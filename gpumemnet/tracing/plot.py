@@ -9,7 +9,6 @@ maximum of its interval, so no maximum is lost.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import pairwise
@@ -29,7 +28,6 @@ from gpumemnet.units import GIB, ceil_mib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 PICTURES: Final = (".png", ".svg", ".pdf")
 COLOURS: Final = {
@@ -143,23 +141,6 @@ def _phases(
     return [name for name, _ in filled], bounds, [*edges[:-1], 1.0]
 
 
-def top_bytes(answer: TraceAnswer) -> int:
-    """Return the bytes of the highest line that is drawn."""
-    highest = max(answer.expected_bytes, answer.safe_bytes)
-    return max(highest, answer.available_bytes if _draws_available(answer) else 0)
-
-
-def _draws_available(answer: TraceAnswer) -> bool:
-    """Whether the GPU's memory is not too far above the curve to draw."""
-    return answer.available_bytes < 2 * max(answer.expected_bytes, answer.safe_bytes)
-
-
-def title_of(answer: TraceAnswer) -> str:
-    """Return one line on what was traced."""
-    gpu = answer.gpu if answer.ranks == 1 else f"one of {answer.ranks:,} x {answer.gpu}"
-    return f"{answer.model}, batch size {answer.batch_size:,}, on {gpu}"
-
-
 def plot(answer: TraceAnswer, path: Path) -> None:
     """Write the chart of ``answer`` to ``path`` atomically.
 
@@ -172,13 +153,25 @@ def plot(answer: TraceAnswer, path: Path) -> None:
             written.
         MissingExtraError: matplotlib is not installed.
     """
-    chart = step_chart(answer)
-    amounts = ", ".join(f"{mib_text(size)} {name}" for name, size in answer.amounts)
-    line = f"{amounts}: {VERDICT_TEXTS[answer.verdict]} in {mib_text(answer.available_bytes)}"
-
-    def draw(figure: Figure) -> None:
+    form, chart = picture_format(path), step_chart(answer)
+    gpu = answer.gpu if answer.ranks == 1 else f"one of {answer.ranks:,} x {answer.gpu}"
+    title = f"{answer.model}, batch size {answer.batch_size:,}, on {gpu}"
+    amounts = ", ".join(f"{_mib_text(size)} {name}" for name, size in answer.amounts)
+    line = f"{amounts}: {VERDICT_TEXTS[answer.verdict]} in {_mib_text(answer.available_bytes)}"
+    try:
+        from matplotlib import style
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        raise MissingExtraError("matplotlib", "plot", "drawing a picture") from None
+    content = BytesIO()
+    with style.context(["default", _STYLE]), warnings.catch_warnings():
+        # a model's name may hold characters that the font lacks; matplotlib draws them as boxes
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure = Figure(figsize=_SIZE_INCHES)
         axes = figure.add_axes((0.06, 0.075, 0.68, 0.755))
-        draw_step(axes, answer, chart, top_bytes(answer))
+        _draw_step(axes, answer, chart)
         axes.set_xlabel(
             "allocations and frees of one training step, in order; each phase to its own scale",
             color=QUIET,
@@ -193,13 +186,14 @@ def plot(answer: TraceAnswer, path: Path) -> None:
         figure.text(
             0.06,
             0.945,
-            shorten(title_of(answer), 90, placeholder=" …"),
+            shorten(title, 90, placeholder=" …"),
             fontsize=13,
             parse_math=False,
         )
         figure.text(0.06, 0.897, line, fontsize=10.5, color=QUIET)
-
-    write_picture(path, draw, _SIZE_INCHES)
+        undated = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+        figure.savefig(content, format=form, dpi=_DOTS_PER_INCH, metadata=undated[form])
+    write_output(path, content.getvalue(), "plot")
 
 
 def picture_format(path: Path) -> str:
@@ -216,42 +210,14 @@ def picture_format(path: Path) -> str:
     return suffix[1:]
 
 
-def write_picture(
-    path: Path, draw: Callable[[Figure], None], size_inches: tuple[float, float]
-) -> None:
-    """Write a picture to ``path`` atomically, in the format of its suffix.
-
-    Args:
-        path: a file that ends in ``.png``, ``.svg`` or ``.pdf``.
-        draw: draws it on an empty figure.
-        size_inches: width and height of the figure.
-
-    Raises:
-        InvalidRequestError: another suffix, or a file that cannot be written.
-        MissingExtraError: matplotlib is not installed.
-    """
-    form = picture_format(path)
-    try:
-        from matplotlib import style
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        raise MissingExtraError("matplotlib", "plot", "drawing a picture") from None
-    content = BytesIO()
-    with style.context(["default", _STYLE]), warnings.catch_warnings():
-        # a model's name may hold characters that the font lacks; matplotlib draws them as boxes
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure = Figure(figsize=size_inches)
-        draw(figure)
-        undated = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
-        figure.savefig(content, format=form, dpi=_DOTS_PER_INCH, metadata=undated[form])
-    write_output(path, content.getvalue(), "plot")
-
-
-def draw_step(axes: Axes, answer: TraceAnswer, chart: StepChart, highest_bytes: int) -> None:
-    """Draw the memory over a step, its phases and its peak, up to ``highest_bytes``; each line and
-    band has a label for a legend."""
+def _draw_step(axes: Axes, answer: TraceAnswer, chart: StepChart) -> None:
+    """Draw the memory over a step, its phases and its peak; each line and band has a label for the
+    legend."""
+    lines: list[tuple[int, str, Any, str]] = [(answer.safe_bytes, INK, DASHES, "safe")]
+    highest_bytes = max(answer.expected_bytes, answer.safe_bytes)
+    if answer.available_bytes < 2 * highest_bytes:  # else it would press the curve down
+        lines.append((answer.available_bytes, AVAILABLE, "solid", "available"))
+        highest_bytes = max(highest_bytes, answer.available_bytes)
     top, peak = HEADROOM * highest_bytes / GIB, chart.peak
     axes.set_xlim(0, 1)
     axes.set_ylim(0, top)
@@ -274,9 +240,6 @@ def draw_step(axes: Axes, answer: TraceAnswer, chart: StepChart, highest_bytes: 
     axes.stairs(
         reserved, chart.positions, baseline=None, color=INK, linewidth=1.4, label=label, zorder=3
     )
-    lines: list[tuple[int, str, Any, str]] = [(answer.safe_bytes, INK, DASHES, "safe")]
-    if _draws_available(answer):
-        lines.append((answer.available_bytes, AVAILABLE, "solid", "available"))
     for amount, colour, dashes, name in lines:
         label = f"{ceil_mib(amount):,} {name}"
         axes.axhline(amount / GIB, color=colour, linewidth=1.4, linestyle=dashes, label=label)
@@ -305,6 +268,6 @@ def draw_step(axes: Axes, answer: TraceAnswer, chart: StepChart, highest_bytes: 
     )
 
 
-def mib_text(amount_bytes: int) -> str:
+def _mib_text(amount_bytes: int) -> str:
     """Return an amount in whole MiB."""
     return f"{ceil_mib(amount_bytes):,} MiB"

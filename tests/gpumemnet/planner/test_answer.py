@@ -1,4 +1,4 @@
-"""The answer of a plan: its words, its JSON and its pictures."""
+"""The answer of a plan: its words and its JSON."""
 
 import json
 from dataclasses import replace
@@ -21,8 +21,7 @@ from gpumemnet.planner.plans import (
     plan_answer_to_dict,
     units_by_decision,
 )
-from gpumemnet.planner.plot import plot
-from gpumemnet.tracing import ExtraResults, TraceAnswer
+from gpumemnet.tracing import TraceAnswer
 from gpumemnet.units import MIB
 from tests.gpumemnet.planner.examples import blocks
 from tests.gpumemnet.planner.plans import a_plan
@@ -58,7 +57,7 @@ def test_units_with_one_decision_are_named_as_ranges() -> None:
 def traced() -> TraceAnswer:
     model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(4)))
     device = with_available(find_profile("RTX-4090"), 500 * MIB)
-    return gpumemnet.trace(model, torch.empty(8, 64), gpu=device, extras=ExtraResults(curve=True))
+    return gpumemnet.trace(model, torch.empty(8, 64), gpu=device)
 
 
 def planned(traced: TraceAnswer) -> PlanAnswer:
@@ -90,11 +89,6 @@ def test_the_answer_survives_json(traced: TraceAnswer) -> None:
     assert plan_answer_from_dict(json.loads(json.dumps(document))) == answer
     assert document["outcome"] == "planned"
     assert document["budget_bytes"] == 500 * MIB
-
-
-def test_the_picture_shows_the_plan(traced: TraceAnswer, tmp_path: Path) -> None:
-    plot(planned(traced), tmp_path / "plan.png")
-    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_plan_of_a_file_is_applied(tmp_path: Path) -> None:
