@@ -44,9 +44,6 @@ _KEY_SCHEME: Final = {
 }
 _REFERENCE: Final = "#/components/schemas/{model}"
 
-Schemas = type[BaseModel] | tuple[type[BaseModel], ...]
-"""A model, or a tuple of alternative models."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
@@ -58,7 +55,7 @@ class Answer:
         has_text: whether the response may also be plain text.
     """
 
-    shape: Schemas | None
+    shape: type[BaseModel] | None
     meaning: str = "The result."
     has_text: bool = False
 
@@ -85,7 +82,7 @@ class Operation:
     summary: str
     handler: ASGIApp
     answers: Mapping[int, Answer]
-    request: Schemas | None = None
+    request: type[BaseModel] | None = None
     examples: Mapping[str, Any] = field(default_factory=dict)
     refusals: Mapping[int, str] = field(default_factory=dict)
     description: str = ""
@@ -156,9 +153,11 @@ def openapi_document(
     shapes: dict[tuple[type[BaseModel], str], None] = {(Problem, "serialization"): None}
     for one in operations:
         paths.setdefault(one.path, {})[one.method.lower()] = one.described(has_keys=has_keys)
-        shapes |= dict.fromkeys((shape, "validation") for shape in _each(one.request))
-        answered = (shape for answer in one.answers.values() for shape in _each(answer.shape))
-        shapes |= dict.fromkeys((shape, "serialization") for shape in answered)
+        if one.request is not None:
+            shapes[one.request, "validation"] = None
+        for answer in one.answers.values():
+            if answer.shape is not None:
+                shapes[answer.shape, "serialization"] = None
     _, found = models_json_schema(list(shapes), ref_template=_REFERENCE)  # type: ignore[arg-type]
     components = {"schemas": found["$defs"]} | (
         {"securitySchemes": _KEY_SCHEME} if has_keys else {}
@@ -166,11 +165,5 @@ def openapi_document(
     return {"openapi": "3.1.0", "info": info, "paths": paths, "components": components}
 
 
-def _each(shapes: Schemas | None) -> Sequence[type[BaseModel]]:
-    return () if shapes is None else (shapes,) if isinstance(shapes, type) else shapes
-
-
-def _schema(shape: Schemas) -> Document:
-    if isinstance(shape, tuple):
-        return {"anyOf": [_schema(one) for one in shape]}
+def _schema(shape: type[BaseModel]) -> Document:
     return {"$ref": _REFERENCE.format(model=shape.__name__)}

@@ -3,7 +3,7 @@ its observation."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -11,8 +11,7 @@ import orjson
 from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
-from gpumemnet.atomic_files import Document
-from gpumemnet.errors import FieldError, InvalidRequestError
+from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
 from gpumemnet.site.observations import (
     MAX_BYTES,
@@ -28,18 +27,15 @@ from gpumemnet.units import MIB
 from ..api.examples import OBSERVATION_EXAMPLES
 from ..api.handlers import JSON, handle_body, read_json, read_json_body, read_query, send_response
 from ..api.openapi import Answer, Operation
-from ..api.problems import OVERLOADED, UNKNOWN, Refusal, located, problem_document
-from ..api.schemas import Job, OneOf, Problem, Schema, StoredPrediction, described
-from .inserts import Reply, Stored
+from ..api.problems import UNKNOWN, Refusal
+from ..api.schemas import Job, OneOf, Schema, StoredPrediction, described
+from .inserts import Stored
 from .store import ObservationStore
 
 DEFAULT_DAYS: Final = 30
 MAX_DAYS: Final = 3650
 KEY_NAME: Final = "key_name"
 """The key of the API key's name in a request's state."""
-
-MAX_OBSERVATIONS: Final = 1000
-"""Most observations in one request."""
 
 _Mib = Annotated[float, Field(ge=MIN_BYTES // MIB, le=MAX_BYTES // MIB)]
 _IN_MIB: Final[Any] = (
@@ -73,35 +69,9 @@ Observation: Any = described(
 )
 
 
-class Observations(Schema):
-    """Several observations; an invalid one does not fail the others."""
-
-    observations: list[Observation] = Field(max_length=MAX_OBSERVATIONS)
-
-
 StoredObservation: Any = described(
     "StoredObservation", "An observation that is on the disk.", Stored
 )
-
-
-class ObservedResult(Schema):
-    """The result of a stored observation."""
-
-    observation: StoredObservation
-
-
-class RefusedObservation(Schema):
-    """The result of an observation that was not stored; the others are."""
-
-    problem: Problem
-
-
-class ObservationResults(Schema):
-    """One result per observation, in order."""
-
-    failed: int = Field(ge=0)
-    """number of observations that were not stored"""
-    results: list[ObservedResult | RefusedObservation]
 
 
 class Worth(Schema):
@@ -188,13 +158,12 @@ def observation_operations(store: ObservationStore | None) -> list[Operation]:
             summary="Report the memory that finished jobs used",
             description="The response is sent once the observation is on the disk. Sending it again is safe: it is stored once.",
             handler=_Handler(store, _observe),
-            request=(Observation, Observations),
+            request=Observation,
             examples=OBSERVATION_EXAMPLES,
             answers={
                 201: Answer(shape=StoredObservation, meaning="The observation is stored."),
                 200: Answer(
-                    shape=(StoredObservation, ObservationResults),
-                    meaning="The observation had been stored before; or the results of several observations.",
+                    shape=StoredObservation, meaning="The observation had been stored before."
                 ),
             },
             refusals={
@@ -263,75 +232,14 @@ async def _observe(
     body = await read_json_body(scope, receive)
     if body is None:
         return None
-    read = await handle_body(read_observations, body)
+    observation = await handle_body(lambda body: observation_from_dict(read_json(body)), body)
     key_name = str(scope.get("state", {}).get(KEY_NAME) or "")[:MAX_TEXT_LENGTH]
-    if isinstance(read, ReadObservation):
-        stored = await store.add(read, key_name)
-        return 201 if stored.created else 200, stored
-    valid = [one for one in read if isinstance(one, ReadObservation)]
-    answers = iter(await store.add_many(valid, key_name))
-    return 200, _batch([next(answers) if isinstance(one, ReadObservation) else one for one in read])
+    stored = await store.add(observation, key_name)
+    return 201 if stored.created else 200, stored
 
 
 async def _summary(store: ObservationStore, scope: Scope, receive: Receive) -> tuple[int, Any]:
     return 200, await store.summary(_days(scope["query_string"]))
-
-
-def read_observations(body: bytes) -> ReadObservation | list[ReadObservation | FieldError]:
-    """The observation in a body, or those of a list, each parsed or rejected separately.
-
-    Raises:
-        InvalidRequestError: when the body is not JSON, or a member beside the observations is
-            invalid.
-        FieldError: when the only observation is invalid.
-    """
-    document = read_json(body)
-    if not isinstance(document, dict):
-        raise InvalidRequestError(
-            f"must be an observation or an object with 'observations', a list of them, not {describe(document)}",
-            "body",
-        )
-    if "observations" not in document:
-        return observation_from_dict(document)
-    for name in document:
-        if name != "observations":
-            raise InvalidRequestError(
-                "must not stand beside observations: what belongs to one stands in it", name[:64]
-            )
-    listed = document["observations"]
-    if not isinstance(listed, list):
-        raise InvalidRequestError(
-            f"must be a list of observations, not {describe(listed)}", "observations"
-        )
-    if len(listed) > MAX_OBSERVATIONS:
-        raise InvalidRequestError(
-            f"must hold at most {MAX_OBSERVATIONS}, not {len(listed)}: send them in several requests",
-            "observations",
-        )
-    return [_read_one(entry, f"observations[{index}]") for index, entry in enumerate(listed)]
-
-
-def _read_one(entry: Any, path: str) -> ReadObservation | FieldError:
-    try:
-        return observation_from_dict(entry)
-    except FieldError as error:
-        return located(error, path)
-
-
-def _batch(results: Sequence[Reply]) -> Document:
-    stored = [result for result in results if isinstance(result, Stored)]
-    if results and all(
-        isinstance(result, Refusal) and result.kind == OVERLOADED for result in results
-    ):
-        assert isinstance(results[0], Refusal)
-        raise results[0]
-    documents = [
-        {"observation": result}
-        if isinstance(result, Stored)
-        else {"problem": problem_document(result)}
-        for result in results
-    ]
-    return {"failed": len(results) - len(stored), "results": documents}
 
 
 def _days(query: bytes) -> int:

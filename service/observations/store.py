@@ -284,22 +284,18 @@ class ObservationStore:
                 unknown prediction, 409 when its idempotency key belongs to another observation.
             FieldError: when the prediction's GPU cannot hold its peak.
         """
-        answer = (await self.add_many([observation], key_name))[0]
+        future = self._submit(observation, key_name)
+        self._wake.set()
+        await asyncio.wait([future], timeout=self._answer_seconds)
+        if not future.done():
+            REFUSED.labels("too_slow").inc()
+            raise _busy(
+                "the database was too slow to confirm that the observation is stored; sent again, it is stored once all the same"
+            )
+        answer = future.result()
         if isinstance(answer, Stored):
             return answer
         raise answer
-
-    async def add_many(
-        self, observations: Sequence[Observation], key_name: str = ""
-    ) -> list[Reply]:
-        """Store observations; returns a result for each, or the error that :meth:`add` would
-        raise."""
-        waiting = [self._submit(observation, key_name) for observation in observations]
-        self._wake.set()
-        futures = [entry for entry in waiting if isinstance(entry, asyncio.Future)]
-        if futures:
-            await asyncio.wait(futures, timeout=self._answer_seconds)
-        return [self._answer(entry) for entry in waiting]
 
     async def summary(self, days: float = 30) -> Document:
         """Coverage and error of the predictions of the last ``days``.
@@ -340,7 +336,7 @@ class ObservationStore:
             self._reading_engine.dispose()
             raise _busy("the database is away") from None
 
-    def _submit(self, observation: Observation, key_name: str) -> asyncio.Future[Reply] | Refusal:
+    def _submit(self, observation: Observation, key_name: str) -> asyncio.Future[Reply]:
         digest = content_hash(observation)
         key = observation.idempotency_key or digest
         now = time.time_ns()
@@ -349,27 +345,16 @@ class ObservationStore:
         patience = YOUNG_SECONDS - age_seconds if 0 <= age_seconds < YOUNG_SECONDS else 0.0
         with self._lock:
             if self._thread is None or self._stopping:
-                return _busy("the service is stopping")
+                raise _busy("the service is stopping")
             if len(self._waiting) >= self._queue_size:
                 REFUSED.labels("queue_full").inc()
-                return _busy(
+                raise _busy(
                     f"{self._queue_size} observations wait to be stored, and no more are taken on"
                 )
             future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
             self._waiting.append(_Waiting(incoming, future, time.monotonic() + patience))
             QUEUE.set(len(self._waiting))
         return future
-
-    @staticmethod
-    def _answer(entry: asyncio.Future[Reply] | Refusal) -> Reply:
-        if isinstance(entry, Refusal):
-            return entry
-        if entry.done():
-            return entry.result()
-        REFUSED.labels("too_slow").inc()
-        return _busy(
-            "the database was too slow to confirm that the observation is stored; sent again, it is stored once all the same"
-        )
 
     # The methods below run in the thread.
 

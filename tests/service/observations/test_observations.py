@@ -174,33 +174,9 @@ def test_a_peak_that_the_predictions_gpu_cannot_hold_is_refused(http: httpx.Clie
     assert answer.json()["errors"][0]["field"] == "peak_bytes"
 
 
-def test_several_are_refused_one_by_one(http: httpx.Client) -> None:
-    prediction = predict(http)
-    body = {
-        "observations": [
-            {"prediction_id": prediction["prediction_id"], "peak_mib": 1750, "source": "dcgm"},
-            {"prediction_id": UNKNOWN_ID, "peak_mib": 1750, "source": "dcgm"},
-            {"prediction_id": prediction["prediction_id"], "peak_mib": 1750, "source": "guess"},
-            by_job(peak_mib=1751),
-        ]
-    }
-    answer = http.post("/v1/observations", json=body)
-    assert answer.status_code == 200
-    results = answer.json()["results"]
-    assert answer.json()["failed"] == 2
-    assert [next(iter(result)) for result in results] == [
-        "observation",
-        "problem",
-        "problem",
-        "observation",
-    ]
-    assert [results[index]["problem"]["status"] for index in (1, 2)] == [404, 422]
-    assert results[2]["problem"]["errors"][0]["field"] == "observations[2].source"
-
-
 @pytest.mark.parametrize(
     "body",
-    [b"", b"[]", b"1", b"{}", b'{"observations": 1}', b'{"observations": [], "gpu": "A100"}', b"{"],
+    [b"", b"[]", b"1", b"{}", b'{"observations": []}', b"{"],
 )
 def test_a_body_that_is_none_is_refused(http: httpx.Client, body: bytes) -> None:
     answer = http.post(
