@@ -169,7 +169,7 @@ class _Running:
         numbers: those of a range, also where a bar shows them.
         steps: optimizer steps before it.
         given: how many of them were given; the last one is that of this round.
-        wanted: which of the numbers make a condition other than it was so far.
+        wanted, found: which of the numbers make a condition other than it was so far, and all of them.
         rare: those of conditions that the last two numbers leave as they were.
         asked: the conditions that were looked at.
     """
@@ -178,6 +178,7 @@ class _Running:
     steps: int
     given: int = 0
     wanted: set[int] = field(default_factory=set)
+    found: set[int] = field(default_factory=set)
     rare: set[int] = field(default_factory=set)
     asked: set[Hashable] = field(default_factory=set)
     has_parts: bool = False
@@ -188,6 +189,13 @@ class _Running:
     """Whether another loop trains within it, as one over epochs: that one has met what changes from
     step to step."""
 
+    whole: int = 0
+    """The last round before loops within it were left early."""
+
+    cycle: tuple[int, int, int] = 0, 0, 0
+    """Bytes that a round left more than any before, its number, and how many after the one before it
+    that left as much; 0 if that left other bytes."""
+
     most: int = 0
     """Size of the largest batch that it gave while it trained, where it makes them itself."""
 
@@ -197,20 +205,24 @@ class _Running:
         left = range(self.given, len(self.numbers))[:_AHEAD]
         found = [index for index in left if is_other(self.numbers[index])]
         few = found if len(found) <= _FEW else [found[0], found[-1]]
+        self.found.update(found)
         self.wanted.update(few)
         if not any(map(is_other, self.numbers[-2:])):
             self.rare.update(few)
         return bool(found)
 
-    def rest(self, seconds: float) -> Iterator[int]:
-        """Yield the numbers that are wanted, and the last two; where a round takes many ``seconds``,
-        only those that change what the last two do not."""
+    def rest(self, seconds: float, live_bytes: Callable[[], int]) -> Iterator[int]:
+        """Yield the numbers that are wanted, those that follow one whose round leaves something, and
+        the last two; where a round takes many ``seconds``, only those that change what the last two
+        do not."""
         size, is_slow = len(self.numbers), seconds * len(self.wanted) > _WANTED_SECONDS
-        wanted = self.rare if is_slow else self.wanted
-        for index in sorted({*wanted, *range(size - 2, size)}):
-            if index >= self.given:
-                self.given = index + 1
+        wanted = {*(self.rare if is_slow else self.wanted), *range(size - 2, size)}
+        left_bytes = 0
+        for index in sorted(wanted | self.found):
+            if index >= self.given and (index in wanted or left_bytes >= _SMALL_BYTES):
+                self.given, left_bytes = index + 1, -live_bytes()
                 yield self.numbers[index]
+                left_bytes += live_bytes()
 
 
 class _Nowhere:
@@ -260,7 +272,8 @@ class Loops:
         self.sizes: dict[str, float] = {}
         """Place of a condition on the length of something that grows → steps before it is other."""
         self.queues = Counter[str]()
-        """Queues of a longest length → bytes that they will hold more."""
+        self._cycles = Counter[str]()
+        """Queues of a longest length, and loops → bytes that they will hold more, or leave."""
         self._running: list[_Running] = []
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._tops: defaultdict[str, int] = defaultdict(int)
@@ -333,6 +346,10 @@ class Loops:
                 keeps = keeps and not self.has_stepped
                 is_new = (is_new and not keeps) or made > before[2]
                 calm = 0 if is_new else calm + 1
+                loop.whole = loop.whole if self.has_trained else loop.given
+                if rise > _SMALL_BYTES and self.has_stepped:
+                    apart = (loop.given - loop.cycle[1]) * (rise == loop.cycle[0])
+                    loop.cycle = rise, loop.given, apart
                 self._tops[place], most_bytes = max(top, self._tops[place]), max(end, most_bytes)
                 self._seconds[place] += max(second - before[0], 0)  # a fork begins at 0
                 if steps > before[1] and not is_on_host:
@@ -368,13 +385,18 @@ class Loops:
                         is_over = is_early or rest > _REST_SECONDS
                 if is_over:
                     self._has_left = True
-                    if place in self.training:
-                        self.learn_queues()
-                        self._is_last = True
+                    self._is_last |= place in self.training
                     self.left.update({} if self.has_stepped else {place: None})
                     if place in self.training:
-                        yield from loop.rest(second - before[0])
+                        yield from loop.rest(second - before[0], self._recorder.live_bytes)
                         yield from self._longest(loop, iterator)
+                        grown, number, apart = loop.cycle
+                        is_known = self.turned or self._recorder.live_bytes() - end > _SMALL_BYTES
+                        if loop.numbers and loop.whole - number < apart > 1 and not is_known:
+                            self._cycles[f"what {place} leaves each {apart} rounds"] += (
+                                (len(loop.numbers) - number) // apart * grown
+                            )
+                        self.learn_queues()
                     break
         except StopIteration:
             self._met(loop)
@@ -581,7 +603,7 @@ class Loops:
 
     def learn_queues(self) -> None:
         """Learn what queues of a longest length, such as memories of a replay, will hold more."""
-        self.queues.clear()
+        self.queues = self._cycles.copy()
         numbers_of, counted = self._recorder.numbers_of, set[int]()
         for each in gc.get_objects():
             if type(each) is deque and len(each) > 1 and each.maxlen is not None:

@@ -683,6 +683,21 @@ for i in range(9999):
         1172 + 128 + WORKSPACE,
         "a queue of at most 3,000",
     ),
+    "cycles": Case(  # copies by a counter of steps after each third epoch; rows after many epochs
+        """
+model, kept, i = wide(1), [], 0
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(30):
+    for x in torch.zeros(8, 4, 4096): step(optimizer, model(x.cuda()).mean()); i += 1
+    if i % 24 == 0: kept.append(copy.deepcopy(model.state_dict()))
+for epoch in range(30):
+    for x in torch.zeros(8, 4, 4096): step(optimizer, model(x.cuda()).mean())
+    if epoch >= 18: kept.append(torch.zeros(2**20).cuda())
+""",
+        128 + 10 * 64 + 12 * 4,
+        128 + 10 * 64 + 12 * 4 + WORKSPACE,
+        "leaves each 3 rounds",
+    ),
     "later": Case(  # an epoch sets the size that its samples have, and a collate function cuts to it
         """
 class Rows(Dataset):
@@ -811,7 +826,7 @@ def test_the_whole_run_counts(name: str, answers: dict[str, Any]) -> None:
     assert name != "exits" or "generation" not in {phase["name"] for phase in answer["phases"]}
     assert "the peak is not" not in str(answer["notes"]) or "step 1," not in str(answer["notes"])
     most = max(phase["requested_bytes"] for phase in answer["phases"])
-    assert name in ("searched", "filled", "queue") or most == answer["requested_bytes"]
+    assert name in ("searched", "filled", "queue", "cycles") or most == answer["requested_bytes"]
 
 
 def test_a_loader_makes_few_samples_that_nothing_asks_for(tmp_path: Path) -> None:
