@@ -406,17 +406,25 @@ def take_off_import_path() -> None:
         sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != str(checkout)]
 
 
+_alarm_is_stopped = False
+
+
 def stop_alarm() -> None:
     """Let this process go on after its deadline, for the few seconds until its parent ends it."""
+    global _alarm_is_stopped
+    _alarm_is_stopped = True  # first: a signal may have come whose handler has not run
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def set_alarm(deadline_seconds: float) -> None:
     """Let this process raise :class:`DeadlineReached` after so many seconds."""
+    global _alarm_is_stopped
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise DeadlineReached
+        if not _alarm_is_stopped:
+            raise DeadlineReached
 
+    _alarm_is_stopped = False
     signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, deadline_seconds, _REPEAT_SECONDS)
 
@@ -437,6 +445,8 @@ class _ShortAlarm:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         more = min(self.last - monotonic(), self.end - process_time())
+        if _alarm_is_stopped:
+            return
         if more <= 0:
             raise DeadlineReached
         signal.setitimer(signal.ITIMER_REAL, more, _REPEAT_SECONDS)

@@ -364,8 +364,6 @@ def run_script(call: ScriptCall) -> ScriptRun:
                 f"{cut if is_cut else ''}an error ended the script, and what follows is not in the answer: "
                 f"{observer.error}"
             )
-        if observer.loops.has_trained:
-            stop_alarm()
         if not observer.has_enough_steps:
             # Where a condition is not as usual, it may be why nothing is trained.
             if observer.loops.left and not (observer.has_stepped or observer.trains_on_host):
@@ -630,7 +628,11 @@ def _run(
         processes_inherit_gpu(traced),
         threads_inherit_modes(),
     ):
-        if call.program is not None:
-            call.program()
-        else:
-            exec(code, module.__dict__)  # noqa: S102 - running the user's script is the purpose
+        try:
+            if call.program is not None:
+                call.program()
+            else:
+                exec(code, module.__dict__)  # noqa: S102 - running the user's script is the purpose
+        finally:
+            if observer.first is not None:  # what follows needs no deadline, and must be whole
+                stop_alarm()

@@ -657,31 +657,31 @@ for epoch in range(20):
         128 + 2 * 512,
         128 + 3 * 512 + WORKSPACE,
     ),
-    "filled": Case(  # two memories of 3,000 rows, weights, gradients
+    "filled": Case(  # two memories of 9,000 rows, weights, gradients
         """
 model, memory = wide(1), []
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for i in range(9999):
-    if len(memory) < 3000: memory.append(None)
-    memory[i % 3000] = torch.zeros(100 * 1024).cuda()
+    if len(memory) < 9000: memory.append(None)
+    memory[i % 9000] = torch.zeros(35 * 1024).cuda()
     step(optimizer, model(torch.randn(4, 4096).cuda()).mean())
 """,
-        1165 + 128,
-        1172 + 128 + WORKSPACE,
+        1195 + 128,
+        1231 + 128 + WORKSPACE,
         "filled.py line",
     ),
     "queue": Case(
         """
 from collections import deque
-model, rows = wide(1), deque(maxlen=3000)
+model, rows = wide(1), deque(maxlen=9000)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for i in range(9999):
-    rows.append({"row": torch.zeros(100 * 1024).cuda()})
+    rows.append({"row": torch.zeros(35 * 1024).cuda()})
     step(optimizer, model(torch.randn(4, 4096).cuda()).mean())
 """,
-        1165 + 128,
-        1172 + 128 + WORKSPACE,
-        "a queue of at most 3,000",
+        1195 + 128,
+        1231 + 128 + WORKSPACE,
+        "a queue of at most 9,000",
     ),
     "cycles": Case(  # copies by a counter of steps after each third epoch; rows after many epochs
         """
