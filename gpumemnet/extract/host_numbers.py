@@ -173,6 +173,8 @@ class HostNumbers:
         """A real tensor with the same numbers; ``None`` if they are not known."""
         if not self._unknown(tensor):
             return tensor
+        if not tensor.numel():
+            return _none(tensor)
         is_known = self._has(tensor) and (self.makes_up or not self.is_drawn(tensor))
         known = self._view(tensor) if is_known else None
         if known is not None:
@@ -230,7 +232,9 @@ class HostNumbers:
     def follows(self, tensors: list[Tensor]) -> bool:
         """Whether the result of an operator follows from the numbers of tensors."""
         return all(
-            self._has(tensor) if self._unknown(tensor) else tensor.numel() <= _MOST_LATER
+            not tensor.numel() or self._has(tensor)
+            if self._unknown(tensor)
+            else tensor.numel() <= _MOST_LATER
             for tensor in tensors
         )
 
@@ -254,7 +258,9 @@ class HostNumbers:
         made, given = argument_tensors([result], {}), argument_tensors(args, named)
         fresh = [(place, each) for place, each in enumerate(made) if not self._has(each)]
         has_many = any(each.numel() > MOST_NUMBERS for each in made)
-        if "empty" in func.__name__ or not (written or fresh):
+        # What changes a shape in place writes no numbers.
+        is_view = torch.Tag.inplace_view in func.tags and "resize" not in func.__name__
+        if is_view or "empty" in func.__name__ or not (written or fresh):
             return True
         if self.makes_up and (has_many or not self._may_follow(func, given)):
             return True
@@ -305,6 +311,8 @@ class HostNumbers:
                 return _Taken(_unchanged(tensor))
             real = tensor.untyped_storage().clone()  # type: ignore[no-untyped-call]
             return _Taken(_Later(lambda: real, False, 0), _place(tensor), number)
+        if not tensor.numel() and number not in changed:
+            return _Taken(partial(_none, tensor))
         if not self._has(tensor):
             made_up = self._made_up(tensor)
             if not self._has(tensor):  # they are too many to remember
@@ -327,6 +335,11 @@ class HostNumbers:
         storage = later.storage()
         self._seconds_left -= process_time() - start
         return None if storage is None else _of_storage(storage, _place(tensor))
+
+
+def _none(tensor: Tensor) -> Tensor:
+    """A tensor of the host like one that has no elements."""
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
 
 
 _Place = tuple[torch.dtype, Any, torch.Size, tuple[int, ...]]
