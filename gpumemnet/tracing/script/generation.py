@@ -12,6 +12,8 @@ from gpumemnet.extract.module_calls import tensors_in
 
 GENERATION: Final = "generation"
 """Name of its phase."""
+_SURE: Final = 8
+"""Passes after which one that is as long as the last is a token, too: its prompt was cut."""
 
 
 class Generation:
@@ -27,7 +29,7 @@ class Generation:
     @property
     def phase(self) -> str:
         """Name of the phase of the next pass."""
-        return GENERATION if self._live else "evaluation"
+        return GENERATION if len(self._live) > 1 else "evaluation"
 
     @property
     def sentence(self) -> str:
@@ -49,14 +51,16 @@ class Generation:
         """
         is_known, before = module in self._shapes, self._shapes.get(module, [])
         shapes = self._shapes[module] = [each.shape for each in tensors_in(arguments)]
-        grows = any(
-            len(new) == len(old) > 1
-            and old[0] == new[0]
-            and (new[1] == old[1] + 1 or (new[1] == 1 < old[1]))
+        pairs = [
+            (old[1], new[1])
             for old, new in zip(before, shapes, strict=False)
-        )
+            if len(new) == len(old) > 1 and old[0] == new[0]
+        ]
+        is_next = any(new == old + 1 or new == 1 < old for old, new in pairs)
+        # Batches that are sorted by length are now as long, now longer by one.
+        is_token = len(self._live) >= _SURE or any(new == 1 for _, new in pairs)
         is_first = self._first in (0, id(module))
-        if grows or (self._live and before == shapes):
+        if is_next or (self._live and before == shapes and is_token):
             if is_first:
                 self._first = id(module)
                 self._live.append(live_bytes)

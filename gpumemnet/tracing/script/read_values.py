@@ -316,7 +316,7 @@ class ReadValues(MissingValues):
         number = number or self._counts.get(tensor, 0)
         if not number and not tensor.is_meta:
             return tensor
-        self.note(f"{function}: values read from the GPU were taken to be {number}")
+        self.note(f"{function}: values read from the GPU were taken to be", f" {number}")
         copy = torch.zeros(tensor.shape, dtype=tensor.dtype)
         return self.assumed(copy.fill_(number) if number else copy)
 
