@@ -657,7 +657,7 @@ for epoch in range(20):
         128 + 2 * 512,
         128 + 3 * 512 + WORKSPACE,
     ),
-    "sorted": Case(  # weights, gradients, Adam with its temporaries; the evaluation is no generation
+    "in_order": Case(  # weights, gradients, Adam with its temporaries; the evaluation is no generation
         """
 model = wide(1)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
@@ -668,7 +668,7 @@ for epoch in range(3):
 """,
         384,
         390 + WORKSPACE,
-        "sorted.py line",
+        "in_order.py line",
     ),
     "filled": Case(  # two memories of 9,000 rows, weights, gradients
         """
@@ -836,9 +836,9 @@ def test_the_whole_run_counts(name: str, answers: dict[str, Any]) -> None:
         "exits": "a process",
     }
     assert name not in false or false[name] not in " ".join(answer["notes"])
-    if name in ("exits", "sorted"):
+    if name in ("exits", "in_order"):
         assert "generation" not in {phase["name"] for phase in answer["phases"]}
-    if name == "sorted":
+    if name == "in_order":
         assert sum("read from the GPU" in note for note in answer["notes"]) == 1
     assert "the peak is not" not in str(answer["notes"]) or "step 1," not in str(answer["notes"])
     most = max(phase["requested_bytes"] for phase in answer["phases"])
