@@ -666,8 +666,8 @@ for epoch in range(3):
     for length in (3, 3, 4, 5, 5, 5, 6, 6, 8, 9):
         with torch.no_grad(): model(torch.randn(1, length, 4096).cuda()).softmax(1).cpu().numpy()
 """,
-        384,
-        390 + WORKSPACE,
+        320,
+        321 + WORKSPACE,
         "in_order.py line",
     ),
     "filled": Case(  # two memories of 9,000 rows, weights, gradients
