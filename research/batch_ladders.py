@@ -26,6 +26,8 @@ from gpumemnet.torch_private.names import declare_torchvision_operators
 from gpumemnet.units import MIB
 
 GPU: Final = "RTX 3090"
+CONTEXT_MIB: Final = 1685 + 288
+"""The context of PyTorch 1.12: all kernels at once, as read on this GPU, and those of cuDNN."""
 EXACT, TOO_HIGH, TOO_LOW = "exact", "too high", "too low"
 
 
@@ -112,7 +114,8 @@ def _traced(model: nn.Module, shape: tuple[int, ...], batch_size: int, layout: s
         loss="cross_entropy",
         optimizer=optimizer,
         precision="amp_fp16",
-        gpu=f"{GPU}, torch 1.12",
+        gpu=GPU,
+        context_mib=CONTEXT_MIB,
         channels_last=layout == "nhwc",
         cudnn_benchmark=True,
     )

@@ -20,7 +20,7 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 from gpumemnet.atomic_files import shipped_json, stated_json
 from gpumemnet.errors import InvalidRequestError, did_you_mean
 from gpumemnet.job.layers import describe
-from gpumemnet.units import GIB, MIB, ceil_mib
+from gpumemnet.units import MIB, ceil_mib
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +146,7 @@ def device_profile(name: str) -> DeviceProfile:
     """Looks up the profile of a GPU by its NVML name or an alias.
 
     Case, spaces, hyphens, underscores and the maker's words make no difference, so Slurm's
-    ``nvidia_geforce_rtx_3090`` is known.  ``RTX 3090, torch 1.12`` is the GPU with the context of
-    a PyTorch before 1.13.
+    ``nvidia_geforce_rtx_3090`` is known.
 
     Raises:
         InvalidRequestError: when there is none; the message names the most similar GPU, or explains
@@ -155,20 +154,9 @@ def device_profile(name: str) -> DeviceProfile:
     """
     if not isinstance(name, str):
         raise InvalidRequestError(f"must be the name of a GPU, not {describe(name)}", "gpu")
-    name = name[:_LONGEST_NAME]
-    stack = _STACK.fullmatch(name)
-    profile = _profile_called(stack[1] if stack else name)
-    older = eager_reading(profile) if stack and stack[2] else None
-    if older is None:
-        return profile
-    return replace(
-        profile, context_bytes=older.context_bytes, context_source=f"{older.source}, and cuDNN's"
-    )
+    return _profile_called(name[:_LONGEST_NAME])
 
 
-_STACK: Final = re.compile(r"(.+?),? +torch ?(?:(0\.|1\.(?:\d|1[0-2])(?!\d))|\d).*", re.IGNORECASE)
-"""A GPU with a version of PyTorch; the second group is one before 1.13, since which kernels are
-loaded when they are first used (github.com/pytorch/pytorch/pull/86509)."""
 _LONGEST_NAME: Final = 100
 """Longer names are cut: no GPU has one."""
 
@@ -265,51 +253,16 @@ def context(profile: DeviceProfile) -> ContextEstimate:
         expected = largest.context_bytes
         bound = max(GENERIC_CONTEXT_BOUND_BYTES, expected + CONTEXT_GROWTH_BYTES)
         found = f"published for drivers since CUDA 12.2, not measured here: {largest.source}"
-    return ContextEstimate(expected, bound, found, _advice(profile, expected))
+    return ContextEstimate(expected, bound, found, _advice(expected))
 
 
-CUDNN_KERNELS_BYTES: Final = 288 * MIB
-"""By how much a process with cuDNN exceeds one without, with a driver that loads all kernels at once:
-2,827 runs of timm on GPUMemNet's A100 take 1,717 MiB in the median above their traced reserved bytes,
-its MLPs 1,429.  Readings of other GPUs are of processes without cuDNN."""
-
-
-def eager_reading(profile: DeviceProfile) -> ContextReading | None:
-    """The context where all kernels are loaded at once: the largest that was read on this GPU or
-    another of its compute capability, for which the same kernels are compiled, and cuDNN's; ``None``
-    if nobody has read one."""
-    readings = [
-        reading
-        for each in (profile, *device_profiles())
-        if each.compute_capability == profile.compute_capability
-        for reading in each.context_readings
-        if not reading.is_typical and reading.context_bytes > GENERIC_CONTEXT_BOUND_BYTES
-    ]
-    most = max(readings, key=lambda reading: reading.context_bytes, default=None)
-    return most and replace(most, context_bytes=most.context_bytes + CUDNN_KERNELS_BYTES)
-
-
-def older_stack(profile: DeviceProfile, safe_bytes: int) -> list[str]:
-    """A sentence where a job fits by less than a GiB, and an older PyTorch takes that."""
-    older = eager_reading(profile)
-    added = older.context_bytes - context(profile).expected_bytes if older else 0
-    if not 0 <= available_mib(profile) * MIB - safe_bytes < min(added, GIB):
-        return []
-    return [
-        f"PyTorch before 1.13 loads all kernels at once, which takes {added // MIB:,} MiB more: "
-        f"with it, ask for '{(*profile.aliases, profile.name)[0]}, torch 1.12'"
-    ]
-
-
-def _advice(profile: DeviceProfile, expected_bytes: int) -> str:
+def _advice(expected_bytes: int) -> str:
     """What an answer with an assumed context has to say; a limit must not promise in silence what a
     driver that loads all kernels at once breaks by a gigabyte."""
-    older = eager_reading(profile)
-    most = older.context_bytes if older else GIB
     return (
-        f"assumes a CUDA context of {expected_bytes // MIB:,} MiB, not the {most // MIB:,} MiB or more of drivers that load "
-        "all kernels at once; state yours with GPUMEMNET_CONTEXT_MIB or --context-mib (what nvidia-smi shows for a process "
-        "after one small training step, less torch.cuda.memory_reserved())"
+        f"assumes a CUDA context of {expected_bytes // MIB:,} MiB, not the 1,024 MiB or more of drivers that load all kernels "
+        "at once; state yours with GPUMEMNET_CONTEXT_MIB or --context-mib (what nvidia-smi shows for a process after one "
+        "small training step, less torch.cuda.memory_reserved())"
     )
 
 

@@ -29,7 +29,6 @@ from gpumemnet.gpu import (
     available_mib,
     context,
     device_profiles,
-    older_stack,
     verdict_of,
 )
 from gpumemnet.job.json_codec import job_to_dict
@@ -132,7 +131,7 @@ def result_of_run(
         smallest_bytes=smallest_bytes(run, timeline.sizes, device, settings),
         peak=memory.replayed.peak,
         loss=loss,
-        notes=(*notes, *older_stack(device, memory.safe_bytes)),
+        notes=notes,
         not_included=not_included(timeline),
         curve=curve_of(run, timeline.sizes, settings, memory.replayed.capacity_bytes)
         if with_curve

@@ -16,13 +16,11 @@ from gpumemnet.gpu import (
     PROFILE_VERSION,
     ContextReading,
     DeviceProfile,
-    available_mib,
     context,
     device_profile,
     device_profiles,
     find_profile,
     load_profile,
-    older_stack,
 )
 from gpumemnet.units import GIB, MIB
 
@@ -150,7 +148,7 @@ def test_then_what_others_have_read_where_it_is_typical() -> None:
     estimate = context(replace(MEASURED, context_bytes=None, context_readings=(odd, typical)))
     assert estimate.expected_bytes == 700 * MIB < estimate.bound_bytes < 1500 * MIB
     assert estimate.source == "published for drivers since CUDA 12.2, not measured here: somebody"
-    assert "700 MiB, not the 1,788 MiB or more of drivers that load all kernels" in estimate.advice
+    assert "700 MiB, not the 1,024 MiB or more of drivers that load all kernels" in estimate.advice
 
 
 def test_then_what_gpus_take_in_general() -> None:
@@ -158,18 +156,6 @@ def test_then_what_gpus_take_in_general() -> None:
     assert 300 * MIB < estimate.expected_bytes < estimate.bound_bytes == 600 * MIB
     assert estimate.source.startswith("not measured on NVIDIA Example")
     assert "not the 1,024 MiB or more of drivers that load all kernels" in estimate.advice
-
-
-def test_an_older_pytorch_loads_all_kernels_at_once() -> None:
-    older = context(device_profile("A10G, torch 1.12"))
-    assert older.expected_bytes == (1685 + 288) * MIB  # read on an RTX 3090
-    assert "issues/55277" in older.source
-    today = context(device_profile("a10g torch 1.13")).expected_bytes
-    assert today == context(device_profile("A10G, torch 2.4")).expected_bytes == 450 * MIB
-    spare = available_mib(device_profile("A10G")) * MIB - 500 * MIB
-    (sentence,) = older_stack(device_profile("A10G"), spare)
-    assert "takes 1,523 MiB more: with it, ask for 'A10G, torch 1.12'" in sentence
-    assert not older_stack(device_profile("A10G"), spare - GIB)
 
 
 # Profiles of one's own.
