@@ -147,7 +147,6 @@ _BELOW: Final = (
     ("/page/", PathRule("/page/{file}")),
     ("/docs/", PathRule("/docs/{file}")),
     ("/v1/observations", PathRule("/v1/observations/{rest}", "observe")),
-    ("/v1/predictions/", PathRule("/v1/predictions/{prediction_id}", "predict")),
     ("/v1/", PathRule("/v1/{rest}", "predict")),
 )
 _OTHER: Final = PathRule("{other}", ANY_KEY)

@@ -350,30 +350,6 @@ SomeFields = create_model(  # type: ignore[call-overload]
 )
 
 
-class StoredPrediction(Schema):
-    """A prediction as it is kept, and what its job was reported to use."""
-
-    prediction_id: str
-    made_at: str
-    """when it was made (ISO 8601)"""
-    job: Job
-    gpu: str
-    release: str
-    model: str
-    """name of the model that made it"""
-    model_sha256: str
-    coverage: float
-    expected_bytes: int
-    safe_bytes: int | None
-    in_support: bool
-    reason_codes: list[str]
-    """why it has no safe bytes: short names"""
-    observed_bytes: int | None
-    """what the job used; null while unknown"""
-    oom: bool | None
-    """whether the job ran out of GPU memory; null without an observation"""
-
-
 class FieldProblem(Schema):
     """One invalid field."""
 

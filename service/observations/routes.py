@@ -28,7 +28,7 @@ from ..api.examples import OBSERVATION_EXAMPLES
 from ..api.handlers import JSON, handle_body, read_json, read_json_body, read_query, send_response
 from ..api.openapi import Answer, Operation
 from ..api.problems import UNKNOWN, Refusal
-from ..api.schemas import Job, OneOf, Schema, StoredPrediction, described
+from ..api.schemas import Job, OneOf, Schema, described
 from .inserts import Stored
 from .store import ObservationStore
 
@@ -132,26 +132,6 @@ def observation_operations(store: ObservationStore | None) -> list[Operation]:
     disabled."""
     return [
         Operation(
-            path="/v1/predictions/{prediction_id}",
-            name="prediction",
-            tag="observations",
-            summary="A prediction that was made, and what its job used",
-            handler=_Handler(store, _prediction),
-            parameters=[
-                {
-                    "name": "prediction_id",
-                    "in": "path",
-                    "required": True,
-                    "schema": {"type": "string"},
-                }
-            ],
-            answers={200: Answer(shape=StoredPrediction, meaning="The prediction.")},
-            refusals={
-                404: "The prediction is unknown, or no longer kept; or this service stores none.",
-                503: "The service is busy, or the database is unavailable.",
-            },
-        ),
-        Operation(
             path="/v1/observations",
             name="observe",
             tag="observations",
@@ -216,14 +196,6 @@ class _Handler:
             )
         if (response := await self.respond(self.store, scope, receive)) is not None:
             await send_response(send, response[0], JSON, orjson.dumps(response[1]))
-
-
-async def _prediction(store: ObservationStore, scope: Scope, receive: Receive) -> tuple[int, Any]:
-    identity: str = scope["path_params"]["prediction_id"][:MAX_TEXT_LENGTH]
-    found = await store.prediction(identity)
-    if found is None:
-        raise Refusal(UNKNOWN, f"there is no prediction {identity}, or none any more")
-    return 200, found
 
 
 async def _observe(

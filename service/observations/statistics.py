@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from itertools import compress
 from typing import Any, Final, NamedTuple
 
@@ -26,7 +25,7 @@ from gpumemnet.job.job_table import Array
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.predict.conformal import bounds_kept
 
-from .database import JOBS, OBSERVATIONS, PREDICTIONS
+from .database import OBSERVATIONS, PREDICTIONS
 
 ALARM_PROBABILITY: Final = 0.001
 """Of 200 jobs with 99 % nominal coverage, 9 misses raise the alarm (95.5 % coverage).
@@ -147,35 +146,6 @@ def read_summary(connection: Connection, *, now: float, days: float) -> Document
             {"family": family, "gpu": gpu, "release": release, **summarise(group)}
             for (family, gpu, release), group in sorted(groups.items())
         ],
-    }
-
-
-def read_prediction(connection: Connection, *, identity: str) -> Document | None:
-    """The response to ``GET /v1/predictions/{prediction_id}``; ``None`` without such a prediction."""
-    predicted, observed = PREDICTIONS.c, OBSERVATIONS.c
-    question = (
-        select(
-            predicted.id.label("prediction_id"),
-            predicted.made_at,
-            JOBS.c.document.label("job"),
-            *(predicted.gpu, predicted.release, predicted.model_name.label("model")),
-            *(predicted.model_sha256, predicted.coverage, predicted.expected_bytes),
-            *(predicted.safe_bytes, predicted.in_support, predicted.reason_codes),
-            observed.peak_bytes.label("observed_bytes"),
-            observed.oom,
-        )
-        .join(JOBS, JOBS.c.hash == predicted.job_hash)
-        .outerjoin(OBSERVATIONS, observed.prediction_id == predicted.id)
-        .where(predicted.id == identity)
-        .order_by(observed.received_at.desc())
-    )
-    row = connection.execute(question).first()
-    if row is None:
-        return None
-    return {
-        **row._mapping,
-        "made_at": datetime.fromtimestamp(row.made_at, UTC).isoformat(),
-        "reason_codes": row.reason_codes.split(",") if row.reason_codes else [],
     }
 
 

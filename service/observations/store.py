@@ -15,15 +15,13 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from anyio import CapacityLimiter, to_thread
 from prometheus_client import Counter, Gauge
-from sqlalchemy import Connection
 from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
 from gpumemnet.atomic_files import Document
@@ -50,7 +48,7 @@ from .inserts import (
     write_observations,
     write_predictions,
 )
-from .statistics import SECONDS_PER_DAY, read_alarms, read_prediction, read_summary
+from .statistics import SECONDS_PER_DAY, read_alarms, read_summary
 
 FLUSH_SECONDS: Final = 0.25
 """Longest time that a prediction waits to be written."""
@@ -298,40 +296,22 @@ class ObservationStore:
         raise answer
 
     async def summary(self, days: float = 30) -> Document:
-        """Coverage and error of the predictions of the last ``days``.
+        """Coverage and error of the predictions of the last ``days``; one is read at a time, in a
+        thread.
 
         Raises:
             Refusal: 503 when the database is unavailable.
         """
-        return await self._read(partial(read_summary, now=time.time(), days=days))
-
-    async def prediction(self, identity: str) -> Document | None:
-        """A stored prediction and what was observed; ``None`` when there is none, or none any more.
-
-        Raises:
-            Refusal: 503 when the database is unavailable.
-        """
-        read = partial(read_prediction, identity=identity)
-        while True:
-            # It may be in a queue still, of this worker or of another.
-            is_young = 0 <= time.time() - made_at_seconds(identity) < YOUNG_SECONDS
-            found: Document | None = await self._read(read)
-            if found is not None or not is_young:
-                return found
-            self._wake.set()
-            await asyncio.sleep(FLUSH_SECONDS)
-
-    async def _read(self, read: Callable[[Connection], Any]) -> Any:
-        """What ``read`` finds in the database; one reads at a time, in a thread."""
         if self._away is not None:
             raise _busy(self._away)
+        # Made late, as it belongs to the event loop.
         self._reading_turn = self._reading_turn or CapacityLimiter(1)
-        return await to_thread.run_sync(self._read_now, read, limiter=self._reading_turn)
+        return await to_thread.run_sync(self._summary, days, limiter=self._reading_turn)
 
-    def _read_now(self, read: Callable[[Connection], Any]) -> Any:
+    def _summary(self, days: float) -> Document:
         try:
             with reading(self._reading_engine) as connection:
-                return read(connection)
+                return read_summary(connection, now=time.time(), days=days)
         except SQLAlchemyError:
             self._reading_engine.dispose()
             raise _busy("the database is away") from None

@@ -123,7 +123,6 @@ def test_no_method_gets_round_the_key(locked: Locked, method: str) -> None:
         ("POST", "/v1/predict", "predict"),
         ("POST", "/v1/predict/batch", "predict"),
         ("POST", "/v1/batch-sizes", "predict"),
-        ("GET", "/v1/predictions/any", "predict"),
         ("GET", "/v1/gpus", "predict"),
         ("GET", "/v1/models", "predict"),
         ("POST", "/v1/observations", "observe"),
