@@ -406,8 +406,8 @@ def _add(
         other, Tensor
     ):  # a number, which PyTorch wraps into a tensor for the kernel and unwraps for Python
         return aten.add.Scalar(self, other, alpha)
-    is_own = _called_by_engine() and _is_held_once(self) and not self._is_zerotensor()
-    if _depth.adding or is_own:
+    is_sum = self.shape == other.shape and not self._is_zerotensor()  # of gradients
+    if _depth.adding or (is_sum and _called_by_engine() and _is_held_once(self)):
         return self.add_(other, alpha=alpha)
     return original(self, other, alpha=alpha)
 
