@@ -286,7 +286,8 @@ class HostNumbers:
                 self.forget(each)
             return False
         changed = {storage_id(each) for each in written if each.is_meta or not is_soon}
-        taken = tree_map_only(Tensor, partial(self._taken, changed), (args, named))
+        changed_now = {storage_id(each) for each in written} - changed
+        taken = tree_map_only(Tensor, partial(self._taken, changed, changed_now), (args, named))
         run = cache(partial(_run, func, taken, draws))
         counts = (
             func.overloadpacket in _COUNTS
@@ -303,9 +304,11 @@ class HostNumbers:
                 self._keep(each, numbers, is_drawn=is_drawn, is_soon=is_soon, steps=steps)
         return is_soon
 
-    def _taken(self, changed: set[int], tensor: Tensor) -> _Taken:
+    def _taken(self, changed: set[int], changed_now: set[int], tensor: Tensor) -> _Taken:
         """What an operator takes in the place of a tensor."""
         number = storage_id(tensor)
+        if number in changed_now:
+            return _Taken(lambda: tensor)
         if not self._unknown(tensor):
             if number not in changed:
                 return _Taken(_unchanged(tensor))

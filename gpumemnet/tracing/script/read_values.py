@@ -417,8 +417,8 @@ class ReadValues(MissingValues):
         elif (
             given is not None
             and func in _MOVES
-            and not given.is_meta
-            and not last.is_floating_point()
+            and not (given.is_meta or last.is_floating_point())
+            and self.numbers.follows([given])
         ):
             self._counts[last] = self._value_of(given)
         elif func in _EACH:

@@ -74,6 +74,9 @@ few = torch.linspace(0, 7, 8).cuda()
 assert torch.cat([few[:1], few[few > 100], torch.empty(0).cuda(), few[-1:]]).long().tolist() == [0, 7]
 largest = few.view(2, 4).max(1, keepdim=True)[0]
 assert largest.squeeze_(1).long().tolist() == [3, 7]
+marks = torch.full((2, 4), 7)
+marks[1] = few[:4]
+assert marks.tolist() == [[7] * 4, [0, 1, 2, 3]]
 nn.BatchNorm1d(4, affine=False).cuda().eval()(torch.ones(2, 4).cuda())
 assert bits.is_set_to(bits.detach()) and not bits.is_set_to(bits[1:])
 optimizer = torch.optim.SGD([*model.parameters(), bits], lr=0.1)
