@@ -82,6 +82,8 @@ class _Later:
         self.compute: Callable[[], torch.UntypedStorage | None] | None = compute
         self._storage: torch.UntypedStorage | None = None
         self.is_drawn, self.steps = is_drawn, steps
+        self.is_own = False
+        """Whether the script has written them, of numbers of the host."""
 
     def storage(self) -> torch.UntypedStorage | None:
         """Return the numbers; ``None`` if they cannot be computed."""
@@ -197,6 +199,11 @@ class HostNumbers:
             return False
         return self._storages[tensor.untyped_storage()].is_drawn
 
+    def is_own(self, tensor: Tensor) -> bool:
+        """Whether a tensor holds one number, which the script itself has written, such as a flag."""
+        is_one = tensor.numel() == 1 and self._has(tensor)
+        return is_one and self._storages[tensor.untyped_storage()].is_own
+
     def _made_up(self, tensor: Tensor) -> Tensor:
         """Make up numbers of a tensor, and of what else is in its storage."""
         storage = tensor.untyped_storage()
@@ -297,7 +304,9 @@ class HostNumbers:
         is_drawn = draws or (not counts and any(each.is_drawn for each in later))
         for each in written:
             copied = partial(lambda number: run()[1].get(number), storage_id(each))
-            self._put(each.untyped_storage(), _Later(copied, is_drawn, steps), is_soon)
+            own = _Later(copied, is_drawn, steps)
+            own.is_own = all(other is each or not self._unknown(other) for other in given)
+            self._put(each.untyped_storage(), own, is_soon)
         for place, each in fresh:
             if not written or storage_id(each) not in changed:
                 numbers = partial(lambda place: run()[0][place], place)

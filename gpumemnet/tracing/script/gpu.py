@@ -242,6 +242,8 @@ class GpuRequests(TorchFunctionMode):
                 args = (args[0], _as_index(args[1]), *args[2:])
             if is_unknown and func in _READS:
                 known = self.numbers.of(given)
+                if known is not None and self.numbers.is_own(given):
+                    return func(known, *args[1:], **named)
                 given = given if known is None else known
             if is_unknown or self._values.is_assumed(given):
                 if func is Tensor.__bool__:

@@ -200,6 +200,11 @@ CONDITIONS = {
     ),
     "durations": f"{DURATIONS}\nkeep = block(256)",
     "later_durations": f"if i == 3:\n    {DURATIONS}\n    keep = block(256)",
+    "flag": (  # of which no way is open once it is written
+        "flag = torch.Tensor([False]).cuda() if i == 0 else flag\n"
+        "flag.data.copy_(torch.Tensor([True]))\nkeep = block(128)\n"
+        "if not flag: other = block(256)\nif flag.item() == 1: other = block(128)"
+    ),
     "failed": "if i: score = math.log10(0)\nkeep = block(256 * (i > 1))",
     "skipped_step": "if loss < 1e6: keep = block(256)\nelse: continue",
 }
