@@ -54,7 +54,8 @@ _TESTS: Final = (ast.Compare, ast.If, ast.IfExp, ast.While, ast.BoolOp, ast.Matc
 _ORDERS: Final = ("max", "min", "sorted")
 """Functions of Python that compare numbers and return them."""
 _CHOOSES: Final = (ast.Return, *_TESTS)
-_FINITE: Final = ("isnan", "isinf", "isfinite")
+_FINITE: Final = ("isnan", "isinf", "isfinite", "istft")
+"""Functions that ask whether numbers are finite, or whether a window is nowhere 0."""
 
 
 @dataclass(frozen=True, slots=True)

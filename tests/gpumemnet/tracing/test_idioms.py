@@ -59,6 +59,7 @@ assert torch.zeros(1, dtype=torch.long).cuda().new([3]).tolist() == [3]
 bits = nn.Parameter(torch.zeros(4, dtype=torch.uint8, device="cuda"), requires_grad=False)
 padded = nn.utils.rnn.pad_sequence([model.bias, model.bias[:9]]).is_cuda
 assert padded and torch.ones(2).type_as(model.bias).is_cuda and nn.functional.one_hot(bits.long()).is_cuda
+wave = torch.istft(torch.complex(*model.bias[:90].view(2, 5, 9)), 8, window=model.bias[:8])
 with torch.cuda.graph(torch.cuda.CUDAGraph()): bits + 1
 sparse = torch.eye(4).to_sparse().cuda()
 assert len((sparse + sparse).coalesce().values()) == 4 and model.weight[:2].to_sparse()._nnz() == 512
