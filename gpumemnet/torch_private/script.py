@@ -38,6 +38,8 @@ TRAINING_FILES: Final = frozenset(
     for name in ("nn/modules/module", "optim/optimizer", "autograd/__init__")
 )
 """PyTorch's own code that runs modules, backward passes and optimizers."""
+FETCHING_FILE: Final = f"{TORCH_FOLDER}utils/data/_utils/fetch.py"
+"""That which asks a data set for samples."""
 LAYERS_FOLDER: Final = str(Path(torch.nn.modules.__file__).parent)
 WRAPPER_FILES: Final = frozenset({f"{TORCH_FOLDER}overrides.py", f"{TORCH_FOLDER}utils/_device.py"})
 """Files of PyTorch that stand between a caller and a function mode; the last is ``with

@@ -40,7 +40,7 @@ from math import inf
 from pathlib import Path
 from threading import current_thread, main_thread
 from time import process_time
-from traceback import walk_tb
+from traceback import walk_stack, walk_tb
 from types import CodeType
 from typing import Any, Final
 from unittest.mock import patch
@@ -53,7 +53,7 @@ from torch.utils.data import get_worker_info
 from gpumemnet.extract.module_calls import tensors_in
 from gpumemnet.sandbox.user_code import fault_sentence, is_user_code
 from gpumemnet.torch_private.names import Function, sees_functions
-from gpumemnet.torch_private.script import TRAINING_FILES
+from gpumemnet.torch_private.script import FETCHING_FILE, TRAINING_FILES
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.script import changed_code as code
 from gpumemnet.tracing.script.branches import is_guarded
@@ -570,7 +570,11 @@ class Loops:
             if place not in loop.asked and loop.want(is_other):
                 self.waiting[known.line] = None
             loop.asked.add(place)
-        if loops or known.rises < _RISES:
+        # A size that is drawn for a sample may rise some times.
+        is_of_sample = not sees_functions() or any(
+            each.f_code.co_filename == FETCHING_FILE for each, _ in walk_stack(None)
+        )
+        if loops or known.rises < _RISES or is_of_sample:
             return holds
         found = next(
             filter(is_other, known.ahead(min(last[counter], value), type(holds) is bool)), None

@@ -657,6 +657,26 @@ for epoch in range(20):
         128 + 2 * 512,
         128 + 3 * 512 + WORKSPACE,
     ),
+    "drawn": Case(  # its condition on a size that is drawn for each sample holds each time
+        """
+random.seed(0)
+class Drawn(Dataset):
+    def __len__(self): return 9
+    def __getitem__(self, number):
+        size = high = random.randint(3000, 12000)
+        if size < 4096: size += 4096 - high if high < 4096 else 0
+        start = random.randint(0, size - 4096)
+        return torch.zeros(size)[start : start + 4096]
+model = wide(1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(160):
+    for rows in DataLoader(Drawn(), 2, drop_last=True): step(optimizer, model(rows.cuda()).mean())
+    torch.save(model.state_dict(), "drawn.pt")
+""",
+        128,
+        129 + WORKSPACE,
+        "",
+    ),
     "in_order": Case(  # weights, gradients, Adam with its temporaries; the evaluation is no generation
         """
 model = wide(1)
@@ -834,6 +854,7 @@ def test_the_whole_run_counts(name: str, answers: dict[str, Any]) -> None:
         "numbered": "error",
         "collated": "error",
         "exits": "a process",
+        "drawn": "runs at a later step",
     }
     assert name not in false or false[name] not in " ".join(answer["notes"])
     if name in ("exits", "in_order"):
