@@ -171,11 +171,8 @@ def retrain(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Train and judge, but do not change the registry.")
     ] = False,
-    without_promotion: Annotated[
-        bool,
-        typer.Option(
-            "--without-promotion", help="Leave it to a person to promote a better release."
-        ),
+    challenger: Annotated[
+        bool, typer.Option("--challenger", help="Make a better release challenger, not champion.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -208,7 +205,7 @@ def retrain(
         seed=seed,
         epochs=epochs,
         is_dry_run=dry_run,
-        promotes=not without_promotion,
+        as_challenger=challenger,
     )
     try:
         with progress_bar("retraining") as progress:
