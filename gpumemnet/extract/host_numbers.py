@@ -120,7 +120,8 @@ class HostNumbers:
         """Remember the numbers of a tensor whose storage is new, if they are not too many."""
         # One number for all takes no memory until it is needed.
         is_soon = not is_drawn and _AT_ONCE >= tensor.numel() == numbers.numel()
-        with names.unseen():
+        # Those that torch.func computes with have no storage.
+        with names.unseen(), suppress(NotImplementedError):
             self._keep(tensor, _unchanged(numbers), is_drawn=is_drawn, is_soon=is_soon)
 
     def draw(self, tensor: Tensor, draw: Callable[[], Tensor]) -> None:
