@@ -21,6 +21,7 @@ TYPE: Final = "_gpumemnet_type"
 CONTINUES: Final = "_gpumemnet_continues"
 CUT: Final = "_gpumemnet_cut"
 ENDS: Final = "_gpumemnet_ends"
+NEAR_END: Final = "_gpumemnet_near_end"
 """Names of what changed code calls."""
 _EXITS: Final = ("exit", "quit")
 _CLOCKS: Final = ("time", "perf_counter", "monotonic")
@@ -120,7 +121,7 @@ class _Changing(ast.NodeTransformer):
         if self._is_generator or node.orelse or "len" in names:  # it waits for something's length
             return node
         test = ast.If(ast.UnaryOp(ast.Not(), node.test), [ast.Break()], [])
-        body = [ast.copy_location(test, node.test), *node.body]
+        body = [ast.copy_location(test, node.test), *_counted(node), *node.body]
         items = (
             (ast.parse("iter(int, 1)", mode="eval").body, ast.Constant(True))
             if only_returns
@@ -223,6 +224,19 @@ class _Changing(ast.NodeTransformer):
 
     def _place(self, loop: ast.stmt) -> str:
         return f"{self._file} line {loop.lineno}"
+
+
+def _counted(loop: ast.While) -> list[ast.stmt]:
+    """Return what sets the counter of a loop near its end, if there is one."""
+    match loop.test:
+        case ast.Compare(counter, [ast.Lt() | ast.LtE() as order], [limit]):
+            counted, end = ast.unparse(counter), ast.unparse(limit)
+            adds = (each for each in ast.walk(loop) if isinstance(each, ast.AugAssign))
+            if "(" not in end and counted in (ast.unparse(each.target) for each in adds):
+                more = int(isinstance(order, ast.LtE))
+                code = ast.parse(f"{counted} = {NEAR_END}({counted}, {end}, {more})")
+                return ast.increment_lineno(code, loop.lineno - 1).body
+    return []
 
 
 def _only_returns(loop: ast.While) -> bool:

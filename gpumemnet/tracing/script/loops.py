@@ -9,10 +9,11 @@ does after it is traced too, such as an evaluation or another network.
 
 Conditions on counters, such as ``step % 1000 == 0``, ``epoch in milestones`` and ``epoch > 50``, are
 asked for, too.  Where the counter is the number of a loop over a range, that loop goes on with the
-numbers at which one of them is other than it was so far, and ends with its last two.  Another one
-that was never so in the steps that were traced is taken the other way then, because the run goes on,
-if a later number makes it so.  A position in data, such as ``start`` in ``data[start:end]``, is no such
-counter: the rest of the data would be one batch.
+numbers at which one of them is other than it was so far, and ends with its last two, as does a
+``while`` loop that counts up to a number.  Another one that was never so in the steps that were traced
+is taken the other way then, because the run goes on, if a later number makes it so.  A position in
+data, such as ``start`` in ``data[start:end]``, is no such counter: the rest of the data would be one
+batch.
 
 A statement of an evaluation, say, may end with an error, because a value that was read cannot be. Once
 the script has trained, the run then goes on with the next one.
@@ -189,6 +190,9 @@ class _Running:
     """Whether another loop trains within it, as one over epochs: that one has met what changes from
     step to step."""
 
+    left: int | None = None
+    """Rounds that are left of a ``while`` loop that counts, once these are few; 0 before."""
+
     whole: int = 0
     """The last round before loops within it were left early."""
 
@@ -228,7 +232,7 @@ class _Running:
 class _Nowhere:
     """Stands for the loops in what a script pickles."""
 
-    condition = due = continues_after_error = enumerated = rounds = was_cut = None
+    condition = due = continues_after_error = enumerated = near_end = rounds = was_cut = None
 
 
 class Loops:
@@ -390,6 +394,9 @@ class Loops:
                     if place in self.training:
                         yield from loop.rest(second - before[0], self._recorder.live_bytes)
                         yield from self._longest(loop, iterator)
+                        for left in () if loop.left is None else (2, 1):
+                            loop.left = left
+                            yield 0
                         grown, number, apart = loop.cycle
                         is_known = self.turned or self._recorder.live_bytes() - end > _SMALL_BYTES
                         if loop.numbers and loop.whole - number < apart > 1 and not is_known:
@@ -626,6 +633,14 @@ class Loops:
             self.hurried[place] = None
         return is_due
 
+    def near_end(self, counter: Any, limit: Any, more: int) -> Any:
+        """Return what a ``while`` loop counts, which is near its end in the last rounds."""
+        if type(counter) is not int or type(limit) is not int or not self._running:
+            return counter
+        loop = self._running[-1]
+        loop.left = loop.left or 0
+        return max(counter, limit + more - loop.left) if loop.left else counter
+
     def was_cut(self) -> bool:
         """Whether a loop was left, so that an assertion holds that no code of the user's handles."""
         return self._has_left and not is_guarded(sys._getframe(1), AssertionError)
@@ -695,6 +710,7 @@ class Loops:
             code.CONTINUES: self.continues_after_error,
             code.CUT: self.was_cut,
             code.ENDS: self._ends,
+            code.NEAR_END: self.near_end,
         }
         # Such modules may run again: a plan traces the script's model anew.
         later: dict[str, Any] = {
@@ -705,6 +721,7 @@ class Loops:
             code.CONTINUES: lambda: False,
             code.CUT: lambda: False,
             code.ENDS: (),
+            code.NEAR_END: lambda counter, *limit: counter,
         }
         vars(builtins).update(called)
         try:

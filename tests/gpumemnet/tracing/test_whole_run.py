@@ -759,6 +759,16 @@ for i in range(150):
         128 + 2 * 128,
         128 + 3 * 128 + WORKSPACE,
     ),
+    "near_end": Case(  # of a ``while`` loop, which sets the length of a batch without a condition
+        """
+model, i = wide(1), 0
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while i < 2000: step(optimizer, model(torch.zeros(8 + i // 50 * 210, 4096).cuda()).mean()); i += 1
+assert i == 2000
+""",
+        128 + 2 * 128,
+        128 + 3 * 128 + WORKSPACE,
+    ),
     "own_batches": Case(  # which code of the script makes, the longest late: input, output, gradient
         """
 def batches():
