@@ -58,6 +58,7 @@ from gpumemnet.torch_private.script import FETCHING_FILE, TRAINING_FILES
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.script import changed_code as code
 from gpumemnet.tracing.script.branches import is_guarded
+from gpumemnet.tracing.script.gathered import Gathered
 from gpumemnet.tracing.script.read_values import type_of
 from gpumemnet.tracing.script.whole_run import time_to_read
 from gpumemnet.units import MIB
@@ -327,6 +328,7 @@ class Loops:
         numbers = _shown(items)
         second, event, (steps, made) = process_time(), self._recorder.now(), self.trained()
         loop = _Running(numbers if isinstance(numbers, range) else (), steps)
+        gathered = Gathered()
         self._running.append(loop)
         try:
             while True:
@@ -387,6 +389,9 @@ class Loops:
                     if is_over and isinstance(numbers, range | list | tuple):
                         rest = (len(numbers) - loop.given) * (second - before[0])
                         is_over = is_early or rest > _REST_SECONDS
+                        if is_over and not is_early:
+                            gathered.go_on(sys._getframe(1), len(numbers) - loop.given)
+                    gathered.learn(sys._getframe(1))
                 if is_over:
                     self._has_left = True
                     self._is_last |= place in self.training
@@ -733,6 +738,8 @@ class Loops:
 
 def _shown(items: Any) -> Any:
     """What a loop is over, also where a bar shows it."""
+    if getattr(items, "gi_code", None) is Loops.enumerated.__code__:
+        return _shown(items.gi_frame.f_locals["items"])
     names = getattr(items, "__dict__", None)  # an object may answer anything
     return names.get("iterable", items) if isinstance(names, dict) else items
 

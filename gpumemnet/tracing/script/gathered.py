@@ -1,0 +1,65 @@
+"""What the rounds of a loop gather in lists, as slices of a picture or of a test set do.
+
+A loop that is left early has gathered less than in the run, and code behind it counts on the whole:
+it joins the parts and gives them a shape.  So each round that is left out adds copies of what the
+last one has added.
+"""
+
+from __future__ import annotations
+
+from types import FrameType
+from typing import Any, Final
+
+from torch import Tensor
+
+from gpumemnet.torch_private.names import tree_map_only
+
+_MOST_NAMES: Final = 64
+"""Largest dictionary in which lists are looked for."""
+_MOST_COPIES: Final = 2**12
+"""Most copies that are made on the GPU; further entries are the last one."""
+_MOST_ENTRIES: Final = 2**20
+
+
+class Gathered:
+    """Lists that each round of a loop makes longer."""
+
+    def __init__(self) -> None:
+        self._lengths: dict[int, tuple[int, int]] = {}
+        """Identity of a list → its length after the last round, and by how much that rose."""
+
+    def learn(self, frame: FrameType) -> None:
+        """Learn from a round that has ended.
+
+        Args:
+            frame: runs the loop.
+        """
+        known = self._lengths
+        self._lengths = {
+            id(each): (len(each), len(each) - known.get(id(each), (0, 0))[0])
+            for each in _lists(frame)
+        }
+
+    def go_on(self, frame: FrameType, rounds: int) -> None:
+        """Add what ``rounds`` more would, where the last two have added as many entries.
+
+        Args:
+            frame: as in :meth:`learn`, which has learnt from all rounds but the last.
+            rounds: those that are left out.
+        """
+        for each in _lists(frame):
+            length, rise = self._lengths.get(id(each), (0, 0))
+            if 0 < rise == len(each) - length and rise * rounds <= _MOST_ENTRIES:
+                last = each[-rise:]
+                copies = range(min(rounds, _MOST_COPIES // rise))
+                for _ in copies:
+                    each += tree_map_only(Tensor, Tensor.clone, last)
+                each += last * (rounds - len(copies))
+
+
+def _lists(frame: FrameType) -> list[list[Any]]:
+    """Return the lists that have a name, or one in a dictionary, where a frame runs."""
+    values = [*frame.f_locals.values()]
+    few = (each for each in values if type(each) is dict and len(each) <= _MOST_NAMES)
+    values += [inner for each in few for inner in each.values()]
+    return list({id(each): each for each in values if type(each) is list}.values())
