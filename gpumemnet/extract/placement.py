@@ -98,6 +98,10 @@ them."""
 FILLED: Final = frozenset({torch.ones, torch.full, torch.zeros})
 """Functions whose values are known, too.  Only ones and whole numbers keep them: those are masks,
 other zeros are buffers."""
+_PLACED: Final = {
+    *(aten.index_put, aten.index_put_, aten.scatter, aten.scatter_, aten.index_fill_),
+}
+"""Operators that write to places: those of a dimension, or one list of them for each."""
 _PACK: Final = aten._pack_padded_sequence.default
 
 
@@ -283,7 +287,8 @@ class KnownValues(DispatchMode):
             made = func(*args, **named)
             self.numbers.compute(func, args, named, made)
             return made
-        if any(map(self.unknown, tensors)):
+        is_view = func.is_view and not any(each.is_meta for each in tensors)
+        if any(map(self.unknown, tensors)) and not is_view:
             result = (
                 result_on_meta(func, args, named)
                 if any(map(is_sparse, tensors))
@@ -382,6 +387,9 @@ class KnownValues(DispatchMode):
         writes = self._writes.get(func)
         if writes is None:
             writes = self._writes[func] = written_arguments(func)
+        if func.overloadpacket in _PLACED and not self.numbers.follows(tensors):
+            args = self._with_drawn_places(func, args)
+            tensors = argument_tensors(args, kwargs)
         follows = self.numbers.makes_up or self.numbers.follows(tensors)
         written = _written(writes, args, kwargs)
         is_real = follows and self.numbers.compute(func, args, kwargs, result, written)
@@ -405,6 +413,28 @@ class KnownValues(DispatchMode):
             )
             return self._missing_values.result(_PACK, args, kwargs, error)
         return _PACK(as_meta(args[0]), *args[1:], **kwargs)
+
+    def _with_drawn_places(self, func: Any, args: Arguments) -> Arguments:
+        """Draw the places that are written to, where only their number is known: it tells how many a
+        mask will select."""
+
+        def drawn(places: torch.Tensor | None, size: int) -> torch.Tensor | None:
+            if places is None or places.dtype != torch.long or self.numbers.follows([places]):
+                return places
+            count, shape = places.numel(), places.shape
+            made = torch.empty_like(places, device="meta")
+            self.numbers.draw(
+                made, lambda: (torch.randperm(max(size, count)) % size)[:count].view(shape)
+            )
+            return made
+
+        target, at, place = args[0], args[1], 2
+        if isinstance(at, int):
+            places: Any = drawn(args[2], target.shape[at])
+        else:
+            at, place = None, 1
+            places = [*map(drawn, args[1], target.shape)]
+        return (*args[:place], places, *args[place + 1 :])
 
     def _with_known_selection(self, args: Arguments) -> Arguments:
         """Put the numbers of the selected elements in place of masks whose values are known, as

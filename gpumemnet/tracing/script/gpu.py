@@ -46,6 +46,7 @@ from gpumemnet.torch_private.names import (
     Arguments,
     Function,
     Keywords,
+    aten,
     dense_parts,
     is_sparse,
     read_number,
@@ -559,7 +560,10 @@ class GpuRequests(TorchFunctionMode):
         else:
             arrived = torch.empty_like(meta_like(tensor))  # which is dense
             is_drawn = tensor in self._random and not self.numbers.makes_up
-            if not (self._unknown(tensor) or (is_drawn and tensor.requires_grad)):
+            if self._unknown(tensor):
+                if self.numbers.follows([tensor]):  # they came from the GPU, and go back
+                    self.numbers.compute(aten.clone.default, (tensor,), {}, arrived)
+            elif not (is_drawn and tensor.requires_grad):
                 self.numbers.keep(arrived, tensor, is_drawn=is_drawn)
         kind = type(tensor)
         if kind not in (Tensor, nn.Parameter) and kind.__torch_dispatch__ == _OPERATORS_OF_TENSOR:

@@ -431,6 +431,8 @@ class ReadValues(MissingValues):
             source = args[0][0] if given is None else given
             if source in self._masks and last not in self._masks:
                 self._masks[last] = self._masks[source]
+            if source.dtype == torch.bool != last.dtype:
+                self._counts[last] = 1
         if self._masks.get(last) == 1 and last.dtype != torch.bool:
             self._keep(last, 1)
         truth = self._truth(func, args)
