@@ -79,12 +79,19 @@ def processes_inherit_gpu(traced: Callable[[Callable[[], None]], None]) -> Itera
             torch.set_num_threads(1)  # those of the process that it is forked from are not here
             traced(run)
 
+        def run_aside() -> None:
+            """What a loader's worker computes is on the host, where nothing is counted."""
+            with without_function_modes(), script.WITHOUT_MODES.value()():
+                run()
+
         method = getattr(process, "_start_method", None) or multiprocessing.get_start_method()
         is_forked = method == "fork"
         if (is_loader or is_own) and not is_forked:
             vars(process)["_Popen"] = script.FORK.value()
         if file and not is_loader and (is_own or is_forked):  # a library's may be pickled
             process.run = run_traced  # type: ignore[method-assign]
+        elif is_loader:
+            process.run = run_aside  # type: ignore[method-assign]
         start(process)
         if is_own and not process.daemon:
             waited_for.append(process)
