@@ -7,12 +7,14 @@ last one has added.
 
 from __future__ import annotations
 
+from functools import partial
 from types import FrameType
 from typing import Any, Final
 
 from torch import Tensor
 
-from gpumemnet.torch_private.names import tree_map_only
+from gpumemnet.extract.module_calls import tensors_in
+from gpumemnet.torch_private.names import storage_id, tree_map_only
 
 _MOST_NAMES: Final = 64
 """Largest dictionary in which lists are looked for."""
@@ -50,11 +52,18 @@ class Gathered:
         for each in _lists(frame):
             length, rise = self._lengths.get(id(each), (0, 0))
             if 0 < rise == len(each) - length and rise * rounds <= _MOST_ENTRIES:
-                last = each[-rise:]
-                copies = range(min(rounds, _MOST_COPIES // rise))
+                last, copies = each[-rise:], range(min(rounds, _MOST_COPIES // rise))
+                shared = {*map(storage_id, tensors_in(each[:-rise]))}
                 for _ in copies:
-                    each += tree_map_only(Tensor, Tensor.clone, last)
+                    each += tree_map_only(Tensor, partial(_copied, shared), last)
                 each += last * (rounds - len(copies))
+
+
+def _copied(shared: set[int], tensor: Tensor) -> Tensor:
+    """Return a copy of a tensor on the GPU; others, and parts of larger ones, are the same in each
+    round."""
+    is_own = tensor.is_meta and tensor.untyped_storage().nbytes() <= tensor.nbytes
+    return tensor.clone() if is_own and storage_id(tensor) not in shared else tensor
 
 
 def _lists(frame: FrameType) -> list[list[Any]]:

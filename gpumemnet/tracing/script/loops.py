@@ -390,7 +390,10 @@ class Loops:
                         rest = (len(numbers) - loop.given) * (second - before[0])
                         is_over = is_early or rest > _REST_SECONDS
                         if is_over and not is_early:
-                            gathered.go_on(sys._getframe(1), len(numbers) - loop.given)
+                            with suppress(Exception):  # of classes of tensors that cannot be copied
+                                gathered.go_on(sys._getframe(1), len(numbers) - loop.given - 1)
+                            loop.given = len(numbers)
+                            yield _pair(items, numbers[-1])  # which may be smaller
                     gathered.learn(sys._getframe(1))
                 if is_over:
                     self._has_left = True
@@ -737,11 +740,18 @@ class Loops:
 
 
 def _shown(items: Any) -> Any:
-    """What a loop is over, also where a bar shows it."""
+    """What a loop is over, also where a bar shows it, or it is numbered."""
     if getattr(items, "gi_code", None) is Loops.enumerated.__code__:
         return _shown(items.gi_frame.f_locals["items"])
     names = getattr(items, "__dict__", None)  # an object may answer anything
     return names.get("iterable", items) if isinstance(names, dict) else items
+
+
+def _pair(items: Any, last: Any) -> Any:
+    """The last one of what a loop is over, with its number where it is numbered."""
+    if getattr(items, "gi_code", None) is not Loops.enumerated.__code__:
+        return last
+    return items.gi_frame.f_locals["start"] + len(_shown(items)) - 1, last
 
 
 def _are_few(value: Any) -> bool:
