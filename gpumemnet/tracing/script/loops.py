@@ -42,7 +42,7 @@ from pathlib import Path
 from threading import current_thread, main_thread
 from time import process_time
 from traceback import walk_stack, walk_tb
-from types import CodeType
+from types import CodeType, GeneratorType
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -325,9 +325,10 @@ class Loops:
         iterator, rise = iter(items), 0
         # Another epoch begins as the one before has ended.
         calm, most_bytes = self._ended.get(place, (0, 0)) if self.has_trained else (0, 0)
-        numbers = _shown(items)
+        numbers, is_numbered = _shown(items), _is_numbered(items)
         second, event, (steps, made) = process_time(), self._recorder.now(), self.trained()
-        loop = _Running(numbers if isinstance(numbers, range) else (), steps)
+        is_range = isinstance(numbers, range) and not is_numbered
+        loop = _Running(numbers if is_range else (), steps)
         gathered = Gathered()
         self._running.append(loop)
         try:
@@ -393,7 +394,8 @@ class Loops:
                             with suppress(Exception):  # of classes of tensors that cannot be copied
                                 gathered.go_on(sys._getframe(1), len(numbers) - loop.given - 1)
                             loop.given = len(numbers)
-                            yield _pair(items, numbers[-1])  # which may be smaller
+                            last = numbers[-1]  # which may be smaller
+                            yield (_start(items) + len(numbers) - 1, last) if is_numbered else last
                     gathered.learn(sys._getframe(1))
                 if is_over:
                     self._has_left = True
@@ -643,7 +645,9 @@ class Loops:
 
     def near_end(self, counter: Any, limit: Any, more: int) -> Any:
         """Return what a ``while`` loop counts, which is near its end in the last rounds."""
-        if type(counter) is not int or type(limit) is not int or not self._running:
+        is_aside = current_thread() is not main_thread() or get_worker_info() is not None
+        numbers = {type(counter), type(limit)}
+        if is_aside or numbers != {int} or not self._running:
             return counter
         loop = self._running[-1]
         loop.left = loop.left or 0
@@ -739,19 +743,23 @@ class Loops:
             vars(builtins).update(later)
 
 
+def _is_numbered(items: Any) -> bool:
+    return isinstance(items, GeneratorType) and items.gi_code is Loops.enumerated.__code__
+
+
+def _start(items: Any) -> int:
+    number: int = items.gi_frame.f_locals["start"]
+    return number
+
+
 def _shown(items: Any) -> Any:
     """What a loop is over, also where a bar shows it, or it is numbered."""
-    if getattr(items, "gi_code", None) is Loops.enumerated.__code__:
+    if _is_numbered(items):
         return _shown(items.gi_frame.f_locals["items"])
-    names = getattr(items, "__dict__", None)  # an object may answer anything
-    return names.get("iterable", items) if isinstance(names, dict) else items
-
-
-def _pair(items: Any, last: Any) -> Any:
-    """The last one of what a loop is over, with its number where it is numbered."""
-    if getattr(items, "gi_code", None) is not Loops.enumerated.__code__:
-        return last
-    return items.gi_frame.f_locals["start"] + len(_shown(items)) - 1, last
+    try:  # an object may answer anything for what it has not
+        return object.__getattribute__(items, "__dict__").get("iterable", items)
+    except AttributeError:
+        return items
 
 
 def _are_few(value: Any) -> bool:

@@ -579,13 +579,13 @@ def _spread(count: int, most: int) -> list[int]:
 
 def _size(sample: Any, depth: int = 3) -> int:
     """Return how much a sample holds, some levels deep where it is an object such as a graph."""
+    if isinstance(sample, Mapping):
+        return sum(_size(each, depth) for each in sample.values())
     if isinstance(sample, Tensor) or hasattr(sample, "shape"):
         size = 1
         for length in sample.shape:
             size *= length
         return size
-    if isinstance(sample, Mapping):
-        return sum(_size(each, depth) for each in sample.values())
     if isinstance(sample, str | bytes):
         return len(sample)
     if isinstance(sample, list | tuple):
