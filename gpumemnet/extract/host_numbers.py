@@ -41,8 +41,8 @@ _AT_ONCE: Final = 2**16
 """Largest number of elements of such a tensor that is computed at once."""
 MOST_NUMBERS: Final = 2**20
 """Largest number of elements that are few."""
-_MOST_LATER: Final = 2**24
-"""The same of one that is computed once it is needed."""
+_MOST_LATER: Final = 2**26
+"""Most bytes of one that is computed once it is needed, of at most 4 for each element."""
 _MOST_STEPS: Final = 32
 """Longest chain of operators that is computed then."""
 _SECONDS: Final = 15.0
@@ -89,7 +89,7 @@ class _Later:
         """Return the numbers; ``None`` if they cannot be computed."""
         if self.compute is not None:
             compute, self.compute = self.compute, None
-            with suppress(RuntimeError), names.unseen():
+            with suppress(RuntimeError, IndexError), names.unseen():
                 self._storage = compute()
                 self.steps = 0
         return self._storage
@@ -146,7 +146,7 @@ class HostNumbers:
         """Remember what computes the numbers of a tensor whose storage is new."""
         with suppress(NotImplementedError):  # one of the tensors that torch.vmap computes with
             storage = tensor.untyped_storage()
-            if 0 < tensor.numel() <= _MOST_LATER:
+            if tensor.numel() and _fits(tensor):
                 copied = partial(_copied, storage.nbytes(), _place(tensor), numbers)
                 self._put(storage, _Later(copied, is_drawn, steps), is_soon)
 
@@ -240,9 +240,7 @@ class HostNumbers:
     def follows(self, tensors: list[Tensor]) -> bool:
         """Whether the result of an operator follows from the numbers of tensors."""
         return all(
-            not tensor.numel() or self._has(tensor)
-            if self._unknown(tensor)
-            else tensor.numel() <= _MOST_LATER
+            not tensor.numel() or self._has(tensor) if self._unknown(tensor) else _fits(tensor)
             for tensor in tensors
         )
 
@@ -289,7 +287,7 @@ class HostNumbers:
             each in func.__name__ for each in _CUBIC
         )
         is_long = is_product or steps > _MOST_STEPS
-        if not is_soon and (is_long or any(each.numel() > _MOST_LATER for _, each in fresh)):
+        if not is_soon and (is_long or not all(_fits(each) for _, each in fresh)):
             for each in written:
                 self.forget(each)
             return False
@@ -335,7 +333,7 @@ class HostNumbers:
 
     def _has(self, tensor: Tensor) -> bool:
         return (
-            tensor.numel() <= _MOST_LATER
+            _fits(tensor)
             and _is_plain(tensor)
             and storage_id(tensor) in self._kept
             and tensor.untyped_storage() in self._storages
@@ -348,6 +346,10 @@ class HostNumbers:
         storage = later.storage()
         self._seconds_left -= process_time() - start
         return None if storage is None else _of_storage(storage, _place(tensor))
+
+
+def _fits(tensor: Tensor) -> bool:
+    return tensor.numel() * min(tensor.element_size(), 4) <= _MOST_LATER
 
 
 def _none(tensor: Tensor) -> Tensor:

@@ -287,8 +287,12 @@ class KnownValues(DispatchMode):
             made = func(*args, **named)
             self.numbers.compute(func, args, named, made)
             return made
-        is_view = func.is_view and not any(each.is_meta for each in tensors)
-        if any(map(self.unknown, tensors)) and not is_view:
+        is_unknown = any(map(self.unknown, tensors))
+        if is_unknown and func.is_view and not any(each.is_meta for each in tensors):
+            made = func(*args, **named)
+            if {*map(storage_id, argument_tensors([made], {}))} <= {*map(storage_id, tensors)}:
+                return made  # in inference mode, some of these operators copy
+        if is_unknown:
             result = (
                 result_on_meta(func, args, named)
                 if any(map(is_sparse, tensors))
@@ -428,13 +432,14 @@ class KnownValues(DispatchMode):
             )
             return made
 
-        target, at, place = args[0], args[1], 2
+        target, at = args[:2]
+        if not target.numel():
+            return args
         if isinstance(at, int):
-            places: Any = drawn(args[2], target.shape[at])
-        else:
-            at, place = None, 1
-            places = [*map(drawn, args[1], target.shape)]
-        return (*args[:place], places, *args[place + 1 :])
+            return (*args[:2], drawn(args[2], target.shape[at]), *args[3:])
+        if any(each is not None and each.dtype != torch.long for each in at):
+            return args  # a mask is of several dimensions
+        return (target, [*map(drawn, at, target.shape)], *args[2:])
 
     def _with_known_selection(self, args: Arguments) -> Arguments:
         """Put the numbers of the selected elements in place of masks whose values are known, as

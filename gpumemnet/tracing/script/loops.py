@@ -197,6 +197,9 @@ class _Running:
     whole: int = 0
     """The last round before loops within it were left early."""
 
+    least_bytes: float = inf
+    """The fewest bytes at the end of a round since one left more than any before."""
+
     cycle: tuple[int, int, int] = 0, 0, 0
     """Bytes that a round left more than any before, its number, and how many after the one before it
     that left as much; 0 if that left other bytes."""
@@ -354,9 +357,12 @@ class Loops:
                 is_new = (is_new and not keeps) or made > before[2]
                 calm = 0 if is_new else calm + 1
                 loop.whole = loop.whole if self.has_trained else loop.given
+                loop.least_bytes = min(end, loop.least_bytes)
                 if rise > _SMALL_BYTES and self.has_stepped:
-                    apart = (loop.given - loop.cycle[1]) * (rise == loop.cycle[0])
-                    loop.cycle = rise, loop.given, apart
+                    # What was left then is still there: it was no larger batch.
+                    is_cycle = rise == loop.cycle[0] and loop.least_bytes >= most_bytes
+                    apart = (loop.given - loop.cycle[1]) * is_cycle
+                    loop.cycle, loop.least_bytes = (rise, loop.given, apart), end
                 self._tops[place], most_bytes = max(top, self._tops[place]), max(end, most_bytes)
                 self._seconds[place] += max(second - before[0], 0)  # a fork begins at 0
                 if steps > before[1] and not is_on_host:
