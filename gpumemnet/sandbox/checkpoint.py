@@ -48,24 +48,18 @@ _BEGINNING: Final = (
 _EXIT: Final = os._exit
 _CLOCK_STEP_SECONDS: Final = 0.01
 """Files may be dated this much earlier than they are written."""
-_own, _first_start, _start = 0, 0.0, 0.0
+_own, _start = 0, 0.0
 
 
 def take_process() -> None:
     """Let this process be the one that runs the user's code."""
-    global _own, _first_start, _start
+    global _own, _start
     _own, _start = os.getpid(), time() - _CLOCK_STEP_SECONDS
-    _first_start = _first_start or _start
 
 
 def started() -> float:
     """When this process began to run the user's code: what changed before is not its own."""
     return _start
-
-
-def was_made_before(path: Path) -> bool:
-    """Whether an earlier request for the same code may have made what is at ``path``."""
-    return _first_start <= path.stat().st_ctime < _start
 
 
 def is_own_process() -> bool:

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.serialization import skip_data
 
 from gpumemnet.extract.known_layouts import meta_like
-from gpumemnet.sandbox.checkpoint import is_own_process, started, was_made_before
+from gpumemnet.sandbox.checkpoint import is_own_process, started
 from gpumemnet.torch_private.names import (
     Function,
     replaced,
@@ -161,13 +161,8 @@ class SavedFiles:
             return copied
 
         def made(folder: Any, *args: Any, **kwargs: Any) -> None:
-            path = _path(folder)
-            try:
-                make(folder, *args, **kwargs)
-            except FileExistsError:  # an earlier trace may have made it, and it holds much
-                if not was_made_before(path):
-                    raise
-            self._folders.append(path)
+            make(folder, *args, **kwargs)
+            self._folders.append(_path(folder))
 
         def setting_aside(remove: Callable[..., None]) -> Callable[..., None]:
             def removed(path: Any, *args: Any, **kwargs: Any) -> None:
