@@ -29,26 +29,33 @@ class Gathered:
     def __init__(self) -> None:
         self._lengths: dict[int, tuple[int, int]] = {}
         """Identity of a list → its length after the last round, and by how much that rose."""
+        self._number = 0
+        """That of the round."""
 
-    def learn(self, frame: FrameType) -> None:
+    def learn(self, frame: FrameType, number: int) -> None:
         """Learn from a round that has ended.
 
         Args:
             frame: runs the loop.
+            number: that of the round; some are left out, which do nothing on the GPU.
         """
-        known = self._lengths
+        known = self._lengths if number == self._number + 1 else {}
+        self._number = number
         self._lengths = {
-            id(each): (len(each), len(each) - known.get(id(each), (0, 0))[0])
+            id(each): (len(each), len(each) - known.get(id(each), (len(each), 0))[0])
             for each in _lists(frame)
         }
 
-    def go_on(self, frame: FrameType, rounds: int) -> None:
+    def go_on(self, frame: FrameType, number: int, rounds: int) -> None:
         """Add what ``rounds`` more would, where the last two have added as many entries.
 
         Args:
-            frame: as in :meth:`learn`, which has learnt from all rounds but the last.
+            frame: as in :meth:`learn`.
+            number: that of the last round, from which nothing was learnt yet.
             rounds: those that are left out.
         """
+        if number != self._number + 1:
+            return
         for each in _lists(frame):
             length, rise = self._lengths.get(id(each), (0, 0))
             if 0 < rise == len(each) - length and rise * rounds <= _MOST_ENTRIES:

@@ -398,11 +398,13 @@ class Loops:
                         is_over = is_early or rest > _REST_SECONDS
                         if is_over and not is_early:
                             with suppress(Exception):  # of classes of tensors that cannot be copied
-                                gathered.go_on(sys._getframe(1), len(numbers) - loop.given - 1)
+                                gathered.go_on(
+                                    sys._getframe(1), loop.given, len(numbers) - loop.given - 1
+                                )
                             loop.given = len(numbers)
                             last = numbers[-1]  # which may be smaller
                             yield (_start(items) + len(numbers) - 1, last) if is_numbered else last
-                    gathered.learn(sys._getframe(1))
+                    gathered.learn(sys._getframe(1), loop.given)
                 if is_over:
                     self._has_left = True
                     self._is_last |= place in self.training
