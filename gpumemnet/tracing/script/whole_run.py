@@ -512,13 +512,17 @@ def _longest_and_last(
     # A sampler that gives more than a number chooses what differs from batch to batch.
     firsts = [batch[0] for batch in batches if batch]
     known = firsts if isinstance(firsts[0], tuple) else range(count)
+    filled: dict[Any, int] = {}
     for most in (_SAMPLED, _READ):
         for number in (known[place] for place in _spread(len(known), most)):
-            if number not in sizes and has_time():
-                sizes[number] = _size(data[number])
-        if len(set(sizes.values())) == 1:
+            if number not in filled and has_time():
+                sample = data[number]
+                sizes[number], filled[number] = _size(sample), _filled(sample)
+        if len(set(sizes.values())) == 1 == len(set(filled.values())):
             has_draws = len({size for size, _ in _draws(loader, batches[0])}) > 1
             return batches[0] if has_draws else None, last, None
+    if len(set(sizes.values())) == 1:
+        sizes.update(filled)
     padded = [
         len(batch) * max((sizes.get(each, 0) for each in batch), default=0) for batch in batches
     ]
@@ -603,6 +607,21 @@ def _size(sample: Any, depth: int = 3) -> int:
     if not depth or type(held) is not dict:
         return 1
     return 1 + sum(_size(each, depth - 1) for each in held.values())
+
+
+def _filled(sample: Any) -> int:
+    """Return the longest of what a sample holds, without the padding at its end: the last row or
+    number as often as it is there."""
+    if isinstance(sample, Mapping):
+        sample = [*sample.values()]
+    if isinstance(sample, list | tuple) and sample and type(sample[0]) is not int:
+        return max(map(_filled, sample))
+    rows = np.asarray(sample) if isinstance(sample, Tensor | np.ndarray | list) else np.zeros(0)
+    if rows.ndim not in (1, 2) or not rows.size:
+        return 0
+    others = (rows != rows[-1]).reshape(len(rows), -1).any(1).nonzero()[0]
+    all_alike = len(rows) if rows[-1].any() else 0  # as a mask of attention
+    return int(others[-1]) + 1 if others.size else all_alike
 
 
 def _collated(loader: _Loader, numbers: Sequence[Any], drawn: Mapping[Any, Any]) -> Any:

@@ -657,6 +657,25 @@ for epoch in range(20):
         128 + 2 * 512,
         128 + 3 * 512 + WORKSPACE,
     ),
+    "packed": Case(  # weights, gradients, activations of the only row of 4,000
+        """
+class Packed(Dataset):
+    def __len__(self): return 400
+    def __getitem__(self, number):
+        row = torch.zeros(4000, dtype=torch.long)
+        row[: 4000 if number == 333 else number % 7 + 1] = 1
+        return row
+model = wide(1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(3):
+    for rows in DataLoader(Packed(), 1):
+        length = int((rows > 0).sum())
+        step(optimizer, model(torch.randn(length, 4096).cuda()).exp().mean())
+""",
+        128 + 3 * 62.5 + 45,
+        128 + 3 * 62.5 + 47 + WORKSPACE,
+        "the longest batch",
+    ),
     "drawn": Case(  # its condition on a size that is drawn for each sample holds each time
         """
 random.seed(0)
