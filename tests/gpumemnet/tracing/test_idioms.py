@@ -72,12 +72,13 @@ on_host.sum().backward()
 torch.jit.trace(nn.Tanh(), model.bias).save("tanh.pt")
 assert torch.jit.load("tanh.pt")(model.bias).is_cuda and type(torch.ones(1).as_subclass(Kind).cuda()) is Kind
 few = torch.linspace(0, 7, 8).cuda()
-assert torch.cat([few[:1], few[few > 100], torch.empty(0).cuda(), few[-1:]]).long().tolist() == [0, 7]
+joined = torch.cat([few[:1], few[few > 100], torch.empty(0).cuda(), few[-1:]])
+assert torch.zeros(99)[: int(joined.sum())].shape == (7,)
 largest = few.view(2, 4).max(1, keepdim=True)[0]
-assert largest.squeeze_(1).long().tolist() == [3, 7]
+assert torch.zeros(99)[: int(largest.squeeze_(1).sum())].shape == (10,)
 marks = torch.full((2, 4), 7)
 marks[1] = few[:4]
-assert marks.tolist() == [[7] * 4, [0, 1, 2, 3]]
+assert torch.zeros(99)[: int(marks.sum())].shape == (34,)
 nn.BatchNorm1d(4, affine=False).cuda().eval()(torch.ones(2, 4).cuda())
 assert bits.is_set_to(bits.detach()) and not bits.is_set_to(bits[1:])
 optimizer = torch.optim.SGD([*model.parameters(), bits], lr=0.1)

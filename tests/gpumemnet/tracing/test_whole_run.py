@@ -236,7 +236,7 @@ optimizer = torch.optim.AdamW([*body.parameters(), *head.parameters()])
 for i in range(10000):
     step(optimizer, head(body(torch.randn(16, 4096).cuda())).mean())
 """,
-        384,
+        256,
         256 + WORKSPACE + 4,
         "their gradients and state take 768 MiB more",
     ),
