@@ -143,9 +143,6 @@ def trace(
         bool,
         result_option("--phases", help="The memory of each phase: forward, evaluation and others."),
     ] = False,
-    fits: Annotated[
-        bool, result_option("--fits", help="On which GPUs of the catalogue it fits.")
-    ] = False,
     plot: Annotated[
         Path | None,
         result_option(
@@ -177,7 +174,7 @@ def trace(
         check_writable(plot, "plot")
     if out is not None:
         check_writable(out)
-    launch = launched(source or [], ranks, call, "fits", "out")
+    launch = launched(source or [], ranks, call, "out")
     device, allocator = (
         asked_profile(gpu, context_mib, "--context-mib"),
         parse_settings(allocator_conf),
@@ -185,7 +182,6 @@ def trace(
     extras = ExtraResults(
         batches=_batches(batches),
         max_batch=largest_batch,
-        gpus=fits,
         curve=plot is not None,
         job=out is not None,
     )
@@ -335,8 +331,6 @@ def show_trace(answer: TraceAnswer, training: Sequence[str], console: Console) -
     if answer.by_rank:
         rows = [(f"{each.rank}", *amount_cells(each), each.phase) for each in answer.by_rank]
         print_columns(console, "rank", ("expected MiB", "safe MiB", "peak in"), rows)
-    if answer.gpus:
-        _show_gpus(answer, console)
     for note in answer.notes:
         console.print(Text.assemble(("note: ", "bold"), note))
     if answer.not_included:
@@ -485,19 +479,6 @@ def _show_batches(answer: TraceAnswer, console: Console) -> None:
             else f"largest batch size that fits: {answer.max_batch_size:,}"
         )
         console.print(Text(f" {answer.gpu}: {largest}", style="bold"))
-
-
-def _show_gpus(answer: TraceAnswer, console: Console) -> None:
-    rows = [
-        (
-            fit.gpu,
-            *amount_cells(fit),
-            f"{ceil_mib(fit.available_bytes):,}",
-            verdict_text(fit.verdict),
-        )
-        for fit in answer.gpus
-    ]
-    print_columns(console, "GPU", ("expected MiB", "safe MiB", "available MiB", ""), rows)
 
 
 def amount_cells(one: Any) -> tuple[str, str]:

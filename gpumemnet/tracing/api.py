@@ -59,14 +59,12 @@ class ExtraResults:
     Attributes:
         batches: batch sizes at which to compute the memory too.
         max_batch: whether to find the largest batch size that fits the GPU.
-        gpus: whether to compute the memory on every GPU of the catalogue.
         curve: whether to return the memory over one training step.
         job: whether to return the training job with its traced peak.
     """
 
     batches: tuple[int, ...] = ()
     max_batch: bool = False
-    gpus: bool = False
     curve: bool = False
     job: bool = False
 

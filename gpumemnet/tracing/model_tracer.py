@@ -1,4 +1,4 @@
-"""Traces a model, also at other batch sizes and on other GPUs: record the steps, replay them through
+"""Traces a model, also at other batch sizes: record the steps, replay them through
 the allocator, add the memory outside the allocator.
 
 The order is that of a real run: tensors (recorder), segments (caching allocator), CUDA context
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Final
@@ -28,7 +28,6 @@ from gpumemnet.gpu import (
     DeviceProfile,
     available_mib,
     context,
-    device_profiles,
     verdict_of,
 )
 from gpumemnet.job.json_codec import job_to_dict
@@ -37,7 +36,7 @@ from gpumemnet.tracing.api import TraceRequest
 from gpumemnet.tracing.losses_and_optimizers import stated_optimizer
 from gpumemnet.tracing.missing_values import GuessedValues
 from gpumemnet.tracing.operators.rules import Platform, with_cudnn
-from gpumemnet.tracing.result import BatchPoint, GpuFit, TraceAnswer
+from gpumemnet.tracing.result import BatchPoint, TraceAnswer
 from gpumemnet.tracing.timeline import (
     LongRun,
     Memory,
@@ -143,7 +142,7 @@ def result_of_run(
 
 
 class ModelTracer:
-    """Traces one model at several batch sizes and for several GPUs, and keeps the traces.
+    """Traces one model at several batch sizes, and keeps the traces.
 
     Args:
         model: the model.
@@ -172,7 +171,7 @@ class ModelTracer:
     def answer(self) -> TraceAnswer:
         """Return the memory at the job's own batch size, with the extra results."""
         inputs, extras = self._inputs, self._request.extras
-        recording = self._recorded(inputs.batch_size, self._platform)
+        recording = self._recorded(inputs.batch_size)
         timeline = recording.timeline
         answer = result_of_run(
             self._long_run(timeline),
@@ -186,7 +185,7 @@ class ModelTracer:
             with_curve=extras.curve,
         )
         memory = BatchMemory(
-            lambda size: self._recorded(size, self._platform).timeline,
+            lambda size: self._recorded(size).timeline,
             self._request.gpu,
             self._request.allocator,
         )
@@ -194,16 +193,15 @@ class ModelTracer:
             answer,
             batches=tuple(memory.point(size) for size in extras.batches),
             max_batch_size=memory.largest(inputs.batch_size) if extras.max_batch else None,
-            gpus=self._gpus(timeline) if extras.gpus else (),
             job=job_to_dict(self._job(self._unlimited_reserved_bytes(timeline)))
             if extras.job
             else None,
         )
 
-    def _record(self, batch_size: int, platform: Platform) -> Recording:
-        _LOG.info("tracing batch size %d as on %s", batch_size, platform.device.name)
+    def _record(self, batch_size: int) -> Recording:
+        _LOG.info("tracing batch size %d as on %s", batch_size, self._platform.device.name)
         return record(
-            self._model, self._inputs.resized(batch_size), self._request.options, platform
+            self._model, self._inputs.resized(batch_size), self._request.options, self._platform
         )
 
     def _unlimited_reserved_bytes(self, timeline: Timeline) -> int:
@@ -212,38 +210,6 @@ class ModelTracer:
         run = self._long_run(timeline)
         sizes = [timeline.sizes[origin] for origin in run.origins]
         return replayed(run.timeline, sizes, self._request.allocator).reserved_bytes
-
-    def _gpus(self, own: Timeline) -> tuple[GpuFit, ...]:
-        """Return the memory on every GPU of the catalogue but those of laptops; GPUs with the same
-        kernels share a trace."""
-        timelines = {_kernels(self._platform): own}
-        fits = []
-        for device in device_profiles():
-            if device.is_laptop:
-                continue
-            platform = replace(self._platform, device=device)
-            if _kernels(platform) not in timelines:
-                timelines[_kernels(platform)] = self._record(
-                    self._inputs.batch_size, platform
-                ).timeline
-            timeline = timelines[_kernels(platform)]
-            memory = memory_of(
-                self._long_run(timeline),
-                timeline.sizes,
-                timeline.bounds,
-                device,
-                self._request.allocator,
-            )
-            fits.append(
-                GpuFit(
-                    gpu=device.name,
-                    available_bytes=available_mib(device) * MIB,
-                    expected_bytes=memory.expected_bytes,
-                    safe_bytes=memory.safe_bytes,
-                    verdict=verdict_of(memory, device),
-                )
-            )
-        return tuple(fits)
 
     def _job(self, reserved_bytes: int) -> TrainingJob:
         options = self._request.options
@@ -266,16 +232,6 @@ class ModelTracer:
             self._model, self._inputs, stated, missing_values, self._platform.device
         ).job
         return replace(job, traced_peak_bytes=reserved_bytes)
-
-
-def _kernels(platform: Platform) -> Hashable:
-    """Return the properties of a GPU that decide which operators run and what they keep.
-
-    GPUs that differ only in the number of multiprocessors share a trace, unless cuDNN is asked: by
-    the rules, that number hardly changes scratch memory.
-    """
-    device = None if platform.cudnn is None else platform.device.name
-    return (platform.compute_capability, platform.device.blas_workspace_bytes, device)
 
 
 Line = tuple[int, float]

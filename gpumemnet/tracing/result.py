@@ -103,24 +103,6 @@ class BatchPoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuFit:
-    """The memory of the job on another GPU.
-
-    Attributes:
-        gpu: its name.
-        available_bytes: memory that a process can use there.
-        expected_bytes, safe_bytes: the job's memory with that GPU's context and kernels.
-        verdict: whether the job fits it, one of :data:`~gpumemnet.gpu.VERDICTS`.
-    """
-
-    gpu: str
-    available_bytes: int
-    expected_bytes: int
-    safe_bytes: int
-    verdict: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
     """The memory over one training step in steady state, for charts.
 
@@ -197,7 +179,6 @@ class TraceAnswer:
         not_included: further memory that a training process may use.
         batches: the memory at other batch sizes, on request.
         max_batch_size: the largest batch size that fits, on request; 0 if none does.
-        gpus: the memory on every GPU of the catalogue but those of laptops, on request.
         curve: the memory over one training step, on request.
         job: the training job as a JSON object, with its traced peak, on request.
         ranks: number of GPUs that the job runs on; all amounts are for one of them.
@@ -238,7 +219,6 @@ class TraceAnswer:
     not_included: tuple[str, ...] = ()
     batches: tuple[BatchPoint, ...] = ()
     max_batch_size: int | None = None
-    gpus: tuple[GpuFit, ...] = ()
     curve: Curve | None = None
     job: Document | None = None
     ranks: int = 1

@@ -118,7 +118,7 @@ GOOD = json.dumps(job_to_dict(small_job()))
             "source: name one factory, such as train.py:build, or write -- python train.py",
         ),
         (["trace", "t.py", "--optimizer", "sgd"], "--optimizer: does not go with a sc"),
-        (["trace", "t.py", "--fits"], "--fits: does not go with a script"),
+        (["trace", "t.py", "--out", "j.json"], "--out: does not go with a script"),
         (["trace", "t.py", "--set", "checkpointing=none"], "--set: checkpointing does"),
         (["trace", "/none/t.py", "--", "-x"], "there is no file /none/t.py"),
         (["trace", "--ranks", "8", "--", "torchrun", "--nproc-per-node", "4", "t.py"], "--ranks: "),

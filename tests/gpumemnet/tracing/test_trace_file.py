@@ -78,7 +78,7 @@ def test_everything_that_can_be_asked_comes_back() -> None:
         batch_size=64,
         gpu=gpu,
         allocator=AllocatorSettings(expandable_segments=True, roundup_power2_divisions=(4,) * 16),
-        extras=ExtraResults(batches=(32, 128), gpus=True, curve=True, job=True),
+        extras=ExtraResults(batches=(32, 128), curve=True, job=True),
         progress=steps.append,
         optimizer="sgd",
         loss="mse",

@@ -18,12 +18,11 @@ from torch import nn
 import gpumemnet
 from gpumemnet.cli.trace import show_trace
 from gpumemnet.errors import InvalidJobError, InvalidRequestError
-from gpumemnet.gpu import VERDICT_TEXTS, available_mib, device_profile, verdict
+from gpumemnet.gpu import VERDICT_TEXTS, available_mib, device_profile
 from gpumemnet.job.json_codec import job_from_dict
-from gpumemnet.predict.gpu_fit import catalogue_targets
 from gpumemnet.tracing import ExtraResults, TraceAnswer, trace
 from gpumemnet.tracing.result import answer_from_dict, answer_to_dict
-from gpumemnet.units import MIB, ceil_mib
+from gpumemnet.units import MIB
 
 
 def network() -> nn.Sequential:
@@ -41,7 +40,7 @@ IMAGES = torch.empty(16, 3, 32, 32, device="meta")
 
 @pytest.fixture(scope="module")
 def answer() -> TraceAnswer:
-    everything = ExtraResults(batches=(1, 8, 64), max_batch=True, gpus=True, curve=True, job=True)
+    everything = ExtraResults(batches=(1, 8, 64), max_batch=True, curve=True, job=True)
     return trace(network(), IMAGES, optimizer="adam", gpu="A100", extras=everything)
 
 
@@ -108,21 +107,6 @@ def test_batches_and_the_largest_that_fits(answer: TraceAnswer) -> None:
     )
     assert fits.safe_bytes <= answer.available_bytes < beyond.safe_bytes
     assert fits.verdict == "yes" != beyond.verdict
-
-
-def test_every_gpu_has_its_line(answer: TraceAnswer) -> None:
-    own = next(fit for fit in answer.gpus if fit.gpu == answer.gpu)
-    assert (own.expected_bytes, own.safe_bytes) == (answer.expected_bytes, answer.safe_bytes)
-    available_mib = {
-        target.gpu: target.available_mib for target in catalogue_targets() if target.mig is None
-    }
-    assert {
-        fit.gpu: fit.available_bytes // MIB for fit in answer.gpus
-    } == available_mib  # as predictions compare with
-    for fit in answer.gpus:
-        assert fit.verdict == verdict(
-            ceil_mib(fit.expected_bytes), ceil_mib(fit.safe_bytes), fit.available_bytes // MIB
-        )
 
 
 def test_the_job_carries_its_traced_peak(answer: TraceAnswer) -> None:
