@@ -19,6 +19,7 @@ import gpumemnet
 _MAX_TEXT: Final = 300
 _MOST_CALLS: Final = 6
 _INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
+"""Names of folders of installed packages, also of another environment."""
 
 
 class UnknownValueError(RuntimeError):
@@ -163,9 +164,16 @@ def _library_folders(with_torch: bool) -> frozenset[str]:
 @cache
 def _lies_in(filename: str, folders: frozenset[str]) -> bool:
     path = Path(filename)
-    is_installed = not _INSTALLED.isdisjoint(path.parts)  # in another environment, say
+    is_installed = not _INSTALLED.isdisjoint(path.parts) or any(map(_holds_packages, path.parents))
     is_in = any(path.is_relative_to(folder) for folder in folders)
     return is_installed or is_in or filename.startswith("<")
+
+
+@cache
+def _holds_packages(folder: Path) -> bool:
+    """Whether packages are installed in a folder, as ``pip install --target`` does, and it is not
+    the script's own."""
+    return not Path.cwd().is_relative_to(folder) and any(folder.glob("*.dist-info"))
 
 
 def _short_path(filename: str) -> str:

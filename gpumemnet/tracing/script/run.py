@@ -21,6 +21,7 @@ from typing import Final
 from unittest.mock import patch
 
 import torch
+from torch.fx import traceback as fx_traceback
 
 from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.allocator.settings import parse_settings, settings_text
@@ -615,6 +616,8 @@ def _run(
         patch.dict(os.environ, {VISIBLE: numbers}),
         patch.object(os, "_exit", lambda code: sys.exit(code) if is_own_process() else end(code)),
         without_dynamo(),
+        # Anomaly mode asks for it at each operator, which takes most of the time.
+        patch.object(fx_traceback, "format_stack", list),
         launches_do_nothing(before_import=True),
         requests,
         seen_within_operators(requests),

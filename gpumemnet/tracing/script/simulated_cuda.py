@@ -223,7 +223,7 @@ def cuda_functions(
     major, minor = device.compute_capability
     total_bytes, context_bytes = card_bytes(device)
 
-    def properties(*args: object) -> SimpleNamespace:
+    def properties(*args: object, **kwargs: object) -> SimpleNamespace:
         return SimpleNamespace(
             name=device.name,
             major=major,
@@ -233,7 +233,7 @@ def cuda_functions(
             **_OTHER_PROPERTIES,
         )
 
-    def statistics(*args: object) -> Counter[str]:
+    def statistics(*args: object, **kwargs: object) -> Counter[str]:
         amounts = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
         moments = ("current", "peak", "allocated")
         return Counter({f"{a}.all.{m}": live_bytes() for a in amounts for m in moments})
@@ -256,7 +256,7 @@ def cuda_functions(
     def counted(*args: object) -> int:
         return max(count, visible_gpus(os.environ) or 0)  # which the script may set
 
-    def random_state(*args: object) -> Tensor:
+    def random_state(*args: object, **kwargs: object) -> Tensor:
         return torch.zeros(_RANDOM_STATE_BYTES, dtype=torch.uint8)
 
     kernel: Any = another(lambda *inputs, **launch: None)  # writes what nothing computes
@@ -288,7 +288,7 @@ def cuda_functions(
     functions |= {name: lambda *args, **kwargs: live_bytes() for name in _AMOUNTS}
     functions |= {
         "get_device_properties": properties,
-        "mem_get_info": lambda *args: (
+        "mem_get_info": lambda *args, **kwargs: (
             max(0, total_bytes - context_bytes - live_bytes()),
             total_bytes,
         ),

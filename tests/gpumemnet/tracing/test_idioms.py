@@ -71,6 +71,8 @@ on_host[0] = model.bias
 on_host.sum().backward()
 torch.jit.trace(nn.Tanh(), model.bias).save("tanh.pt")
 assert torch.jit.load("tanh.pt")(model.bias).is_cuda and type(torch.ones(1).as_subclass(Kind).cuda()) is Kind
+for name in ("get_device_properties", "mem_get_info", "memory_stats", "get_rng_state"):
+    getattr(torch.cuda, name)(device=0)
 few = torch.linspace(0, 7, 8).cuda()
 joined = torch.cat([few[:1], few[few > 100], torch.empty(0).cuda(), few[-1:]])
 assert torch.zeros(99)[: int(joined.sum())].shape == (7,)
