@@ -131,7 +131,7 @@ class _Changing(ast.NodeTransformer):
         return ast.copy_location(loop, node)
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
-        if isinstance(node.test, ast.Compare):
+        if isinstance(node.test, ast.Compare | ast.Name | ast.Attribute):
             # Of a loop that was left, less was counted than the code expects.
             either = ast.BoolOp(ast.Or(), [node.test, _call(CUT)])
             node.test = ast.copy_location(either, node.test)
