@@ -35,7 +35,7 @@ class Generation:
     def sentence(self) -> str:
         """What a generation takes that was not seen to its end."""
         passes = len(self._live)
-        each = (self._live[-1] - self._live[0]) / max(passes - 1, 1)
+        each = max(self._live[-1] - self._live[0], 0) / max(passes - 1, 1)
         return (
             f"the trace ended within a generation, after {passes:,} tokens of it: each further token takes {each / 1024:,.1f} KiB "
             "more, and they are not in the answer"
