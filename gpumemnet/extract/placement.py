@@ -98,9 +98,7 @@ them."""
 FILLED: Final = frozenset({torch.ones, torch.full, torch.zeros})
 """Functions whose values are known, too.  Only ones and whole numbers keep them: those are masks,
 other zeros are buffers."""
-_PLACED: Final = {
-    *(aten.index_put, aten.index_put_, aten.scatter, aten.scatter_, aten.index_fill_),
-}
+_PLACED: Final = {aten.index_put, aten.index_put_, aten.scatter, aten.scatter_, aten.index_fill_}
 """Operators that write to places: those of a dimension, or one list of them for each."""
 _PACK: Final = aten._pack_padded_sequence.default
 

@@ -1,4 +1,5 @@
-"""What the rounds of a loop gather in lists, as slices of a picture or of a test set do.
+"""What a script gathers while it goes round: in lists, as slices of a picture or of a test set are,
+and in queues, as a memory of a replay is.
 
 A loop that is left early has gathered less than in the run, and code behind it counts on the whole:
 it joins the parts and gives them a shape.  So each round that is left out adds copies of what the
@@ -7,6 +8,8 @@ last one has added.
 
 from __future__ import annotations
 
+import gc
+from collections import Counter, deque
 from functools import partial
 from types import FrameType
 from typing import Any, Final
@@ -15,6 +18,8 @@ from torch import Tensor
 
 from gpumemnet.extract.module_calls import tensors_in
 from gpumemnet.torch_private.names import storage_id, tree_map_only
+from gpumemnet.tracing.recorder import Recorder
+from gpumemnet.units import MIB
 
 _MOST_NAMES: Final = 64
 """Largest dictionary in which lists are looked for."""
@@ -79,3 +84,18 @@ def _lists(frame: FrameType) -> list[list[Any]]:
     few = (each for each in values if type(each) is dict and len(each) <= _MOST_NAMES)
     values += [inner for each in few for inner in each.values()]
     return list({id(each): each for each in values if type(each) is list}.values())
+
+
+def bytes_of_queues(recorder: Recorder) -> Counter[str]:
+    """Return what queues of a longest length, such as memories of a replay, will hold more."""
+    more, counted = Counter[str](), set[int]()
+    for each in gc.get_objects():
+        if type(each) is deque and len(each) > 1 and each.maxlen is not None:
+            # Entries and queues may share tensors.
+            before = {*recorder.numbers_of(tensors_in([*each][:-1]))} | counted
+            last = {*recorder.numbers_of(tensors_in(each[-1]))} - before
+            counted |= last
+            left = recorder.bytes_of(last) * (each.maxlen - len(each))
+            if left >= MIB:
+                more[f"a queue of at most {each.maxlen:,}"] += left
+    return more

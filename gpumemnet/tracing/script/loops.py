@@ -27,10 +27,9 @@ from __future__ import annotations
 
 import ast
 import builtins
-import gc
 import sys
 from bisect import bisect_left
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
@@ -51,17 +50,15 @@ import torch
 from torch import nn
 from torch.utils.data import get_worker_info
 
-from gpumemnet.extract.module_calls import tensors_in
 from gpumemnet.sandbox.user_code import fault_sentence, is_user_code
 from gpumemnet.torch_private.names import Function, sees_functions
 from gpumemnet.torch_private.script import FETCHING_FILE, TRAINING_FILES
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.script import changed_code as code
 from gpumemnet.tracing.script.branches import is_guarded
-from gpumemnet.tracing.script.gathered import Gathered
+from gpumemnet.tracing.script.gathered import Gathered, bytes_of_queues
+from gpumemnet.tracing.script.longest_batch import time_to_read
 from gpumemnet.tracing.script.read_values import type_of
-from gpumemnet.tracing.script.whole_run import time_to_read
-from gpumemnet.units import MIB
 
 _RISES: Final = 2
 """How often a number has risen from one step to the next that is taken for a counter; once, where it
@@ -321,8 +318,7 @@ class Loops:
             only_returns: whether it ends by returning a value only: then it is not left unless it
                 trains.
         """
-        is_aside = current_thread() is not main_thread()  # it ends with the script
-        if is_aside or get_worker_info() is not None:
+        if _is_aside():
             yield from items
             return
         iterator, rise = iter(items), 0
@@ -394,16 +390,14 @@ class Loops:
                     is_calm = calm >= _CALM_ROUNDS and not (self.has_stepped and loop.ends_itself)
                     is_over = spent > seconds and (is_early or is_calm) and not only_returns
                     if is_over and isinstance(numbers, range | list | tuple):
-                        rest = (len(numbers) - loop.given) * (second - before[0])
-                        is_over = is_early or rest > _REST_SECONDS
+                        left = len(numbers) - loop.given
+                        is_over = is_early or left * (second - before[0]) > _REST_SECONDS
                         if is_over and not is_early:
                             with suppress(Exception):  # of classes of tensors that cannot be copied
-                                gathered.go_on(
-                                    sys._getframe(1), loop.given, len(numbers) - loop.given - 1
-                                )
-                            loop.given = len(numbers)
+                                gathered.go_on(sys._getframe(1), loop.given, left - 1)
+                            loop.given += left
                             last = numbers[-1]  # which may be smaller
-                            yield (_start(items) + len(numbers) - 1, last) if is_numbered else last
+                            yield (_first(items) + loop.given - 1, last) if is_numbered else last
                     gathered.learn(sys._getframe(1), loop.given)
                 if is_over:
                     self._has_left = True
@@ -596,10 +590,7 @@ class Loops:
                 self.waiting[known.line] = None
             loop.asked.add(place)
         # A size that is drawn for a sample may rise some times.
-        is_of_sample = not sees_functions() or any(
-            each.f_code.co_filename == FETCHING_FILE for each, _ in walk_stack(None)
-        )
-        if loops or known.rises < _RISES or is_of_sample:
+        if loops or known.rises < _RISES or _makes_sample():
             return holds
         found = next(
             filter(is_other, known.ahead(min(last[counter], value), type(holds) is bool)), None
@@ -631,18 +622,8 @@ class Loops:
         return left
 
     def learn_queues(self) -> None:
-        """Learn what queues of a longest length, such as memories of a replay, will hold more."""
-        self.queues = self._cycles.copy()
-        numbers_of, counted = self._recorder.numbers_of, set[int]()
-        for each in gc.get_objects():
-            if type(each) is deque and len(each) > 1 and each.maxlen is not None:
-                # Entries and queues may share tensors.
-                before = {*numbers_of(tensors_in([*each][:-1]))} | counted
-                last = {*numbers_of(tensors_in(each[-1]))} - before
-                counted |= last
-                more = self._recorder.bytes_of(last) * (each.maxlen - len(each))
-                if more >= MIB:
-                    self.queues[f"a queue of at most {each.maxlen:,}"] += more
+        """Learn what queues of a longest length will hold more."""
+        self.queues = self._cycles + bytes_of_queues(self._recorder)
 
     def due(self, place: str) -> bool:
         """Whether a condition is as it is later, because the script waits for it to train."""
@@ -653,9 +634,7 @@ class Loops:
 
     def near_end(self, counter: Any, limit: Any, more: int) -> Any:
         """Return what a ``while`` loop counts, which is near its end in the last rounds."""
-        is_aside = current_thread() is not main_thread() or get_worker_info() is not None
-        numbers = {type(counter), type(limit)}
-        if is_aside or numbers != {int} or not self._running:
+        if {type(counter), type(limit)} != {int} or _is_aside() or not self._running:
             return counter
         loop = self._running[-1]
         loop.left = loop.left or 0
@@ -751,13 +730,23 @@ class Loops:
             vars(builtins).update(later)
 
 
+def _is_aside() -> bool:
+    """Whether a thread of the script runs, which ends with it, or a worker of a data loader."""
+    return current_thread() is not main_thread() or get_worker_info() is not None
+
+
+def _makes_sample() -> bool:
+    """Whether a data set is asked for a sample, by a loader or by the trace."""
+    files = (each.f_code.co_filename for each, _ in walk_stack(None))
+    return not sees_functions() or FETCHING_FILE in files
+
+
 def _is_numbered(items: Any) -> bool:
     return isinstance(items, GeneratorType) and items.gi_code is Loops.enumerated.__code__
 
 
-def _start(items: Any) -> int:
-    number: int = items.gi_frame.f_locals["start"]
-    return number
+def _first(items: Any) -> Any:
+    return items.gi_frame.f_locals["start"]
 
 
 def _shown(items: Any) -> Any:

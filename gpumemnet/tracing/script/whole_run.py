@@ -8,27 +8,24 @@ it takes there beyond its first steps is part of the answer.
 
 from __future__ import annotations
 
-import random
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from copy import copy, deepcopy
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property, wraps
 from inspect import signature
-from itertools import accumulate, islice
+from itertools import accumulate
 from math import inf
-from operator import itemgetter
 from time import monotonic, process_time
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, SequentialSampler, default_collate
+from torch.utils.data import DataLoader
 
 from gpumemnet.allocator import signed_bytes
 from gpumemnet.extract.module_calls import tensors_in
@@ -36,6 +33,16 @@ from gpumemnet.torch_private.names import TorchName, replaced
 from gpumemnet.torch_private.script import unseen
 from gpumemnet.tracing.script.branches import asks_once, is_guarded
 from gpumemnet.tracing.script.libraries import prepared
+from gpumemnet.tracing.script.longest_batch import (
+    SAMPLED,
+    AnyLoader,
+    are_alike,
+    collated,
+    largest_draws,
+    longest_and_last,
+    samples_of,
+    size_of,
+)
 from gpumemnet.tracing.timeline import Timeline
 from gpumemnet.units import MIB
 
@@ -57,20 +64,6 @@ _SIZE: Final = re.compile(r"(?!num)(?!.*batches).*batch", re.IGNORECASE)
 """Names of batch sizes, not of how many batches there are."""
 _KERNELS: Final = ("fused", "foreach", "capturable")
 """Settings of an optimizer that do not change its state."""
-_SAMPLED: Final = 32
-"""Samples that tell whether all are of one size, and draws that tell whether sizes are drawn."""
-_READ: Final = 4096
-_EPOCHS: Final = 32
-_AHEAD: Final = 100_000
-"""Epochs, and samples in them, that are drawn for the longest batch."""
-_DRAWS: Final = 24
-"""Draws of a sample, or of a batch of two, of which the largest is taken where data sets or collate
-functions draw their size."""
-_ALIKE: Final = 0.02
-"""Part of a size by which draws of one sample may differ that count as alike."""
-_Loader = DataLoader[Any]
-_Draw = tuple[int, tuple[Any, ...]]
-"""A size, and the states of random numbers that lead to it."""
 _MOST_KEPT_BYTES: Final = 2**28
 """Size of a chosen batch that is kept, to be given again."""
 _SECONDS: Final = 3.0
@@ -204,19 +197,19 @@ class Loaders:
         """Batch sizes of data loaders, and of arguments and files → whether they are of the latter."""
         self.seconds = _SECONDS
         """CPU time to read samples of the next data set."""
-        self.known: WeakKeyDictionary[_Loader, list[Any]] = WeakKeyDictionary()
-        self.drawn: WeakKeyDictionary[_Loader, dict[Any, Any]] = WeakKeyDictionary()
+        self.known: WeakKeyDictionary[AnyLoader, list[Any]] = WeakKeyDictionary()
+        self.drawn: WeakKeyDictionary[AnyLoader, dict[Any, Any]] = WeakKeyDictionary()
         """Numbers of the samples of the longest batch, where a data set draws their sizes → the
         largest that were drawn."""
-        self._copies: WeakKeyDictionary[_Loader, Any] = WeakKeyDictionary()
+        self._copies: WeakKeyDictionary[AnyLoader, Any] = WeakKeyDictionary()
         """Shapes and a copy of the first batch of each loader; no copy if another had others."""
         self.unread: dict[str, None] = {}
         """Sentences on longest batches that were not looked for to the end."""
-        self.giving: _Loader | None = None
+        self.giving: AnyLoader | None = None
         """The loader that gave a batch last."""
-        self._gave: WeakKeyDictionary[_Loader, int] = WeakKeyDictionary()
+        self._gave: WeakKeyDictionary[AnyLoader, int] = WeakKeyDictionary()
         """Loader → how many batches it gave since the last step."""
-        self._made: WeakKeyDictionary[_Loader, dict[str, Any]] = WeakKeyDictionary()
+        self._made: WeakKeyDictionary[AnyLoader, dict[str, Any]] = WeakKeyDictionary()
         """Those of the batches that were chosen which were made."""
         self.batches = self.epoch_batches = 0
         """How many batches were given, and how many an epoch has of the loader that gave the last."""
@@ -227,14 +220,14 @@ class Loaders:
         """Batch sizes of the loaders that gave batches for a step, of the first steps."""
         self.ends: dict[tuple[type, int], float] = {}
         """Kind and number of the batches of an evaluation → after how many it ends early."""
-        self._trained: WeakSet[_Loader] = WeakSet()
+        self._trained: WeakSet[AnyLoader] = WeakSet()
         self.is_over: bool | None = None
         """Once a library has trained for long enough: whether its loaders give no more, as no
         further optimizer was made."""
         self.waiting_bytes = 0
         """The most that batches take which the workers of a loader have ready."""
 
-    def gives_from(self, loader: _Loader, count: int) -> None:
+    def gives_from(self, loader: AnyLoader, count: int) -> None:
         """A loader of ``count`` batches, if that is known, is about to give one."""
         self.giving, self.number = loader, None
         self.batches, self.epoch_batches = self.batches + 1, count
@@ -247,7 +240,7 @@ class Loaders:
             return self.number if items is self.giving else None
         return None
 
-    def given(self, loader: _Loader, batch: Any) -> Any:
+    def given(self, loader: AnyLoader, batch: Any) -> Any:
         """Learn from a batch how much those take that wait in shared memory; return it."""
         self._sizes.add(getattr(loader.batch_sampler, "batch_size", 0))
         waiting = loader.num_workers * (loader.prefetch_factor or 0)
@@ -272,14 +265,14 @@ class Loaders:
         if self._sizes and not self.goes_on():
             self.trained_sizes, self._sizes = self._sizes, set()
 
-    def again(self, loader: _Loader) -> Any:
+    def again(self, loader: AnyLoader) -> Any:
         """Return the first batch of a loader, ``None`` if others have other shapes."""
         if self._varies() or self.known.get(loader, [(None, None)])[-1][1] is not None:
             return None
         with unseen():
             return deepcopy(self._copies.get(loader, [None])[-1])
 
-    def chosen(self, loader: _Loader) -> list[Any]:
+    def chosen(self, loader: AnyLoader) -> list[Any]:
         """Return what an epoch gives, its first batch last, and which samples: the longest batch
         and the last one.
 
@@ -292,8 +285,8 @@ class Loaders:
             longest = last = beside = None
             with suppress(Exception), unseen():
                 sizes: dict[Any, int] = {}
-                longest, last, beside = _longest_and_last(loader, sizes, self.unread, self.seconds)
-                self.drawn[loader] = _largest_draws(loader, longest or (), sizes, self.seconds)
+                longest, last, beside = longest_and_last(loader, sizes, self.unread, self.seconds)
+                self.drawn[loader] = largest_draws(loader, longest or (), sizes, self.seconds)
             known = [("the last batch", last), ("the longest batch", longest)]
             # Without no_grad, the graph of a batch lives until there is the next one.
             if torch.is_grad_enabled() and not self.trains(loader):
@@ -303,7 +296,7 @@ class Loaders:
         known = self.known[loader]
         return known[-1:] * 2 if self.trains(loader) else [*known]
 
-    def made(self, loader: _Loader, what: str, numbers: Sequence[Any]) -> Any:
+    def made(self, loader: AnyLoader, what: str, numbers: Sequence[Any]) -> Any:
         """Return a batch that was chosen; samples can take long to read, so they are read once, as
         long as the first of them is as it was."""
         known, drawn = self._made.setdefault(loader, {}), self.drawn.get(loader, {})
@@ -311,13 +304,13 @@ class Loaders:
         size = 0
         if first not in drawn:
             with unseen():
-                samples = _samples(loader, [first])
-                size = _size(samples)
+                samples = samples_of(loader, [first])
+                size = size_of(samples)
                 with suppress(Exception):  # not each sample makes a batch
-                    size = _size(loader.collate_fn(deepcopy(samples)))
-        if _are_alike(size, known.get(what, (inf,))[0]):
+                    size = size_of(loader.collate_fn(deepcopy(samples)))
+        if are_alike(size, known.get(what, (inf,))[0]):
             return deepcopy(known[what][1])
-        batch = _collated(loader, numbers, drawn)
+        batch = collated(loader, numbers, drawn)
         tensors = tensors_in(batch)
         is_small = sum(each.nbytes for each in tensors) < _MOST_KEPT_BYTES
         if is_small and not any(map(self._holds, tensors)):
@@ -326,7 +319,7 @@ class Loaders:
                 known[what], batch = (size, batch), deepcopy(batch)
         return batch
 
-    def trains(self, loader: _Loader) -> bool:
+    def trains(self, loader: AnyLoader) -> bool:
         """Whether the script has trained on batches of a loader."""
         return loader in self._trained
 
@@ -335,7 +328,7 @@ class Loaders:
         """Context in which loaders end early, once the first steps are over."""
         iterate, make = _ITERATE.value(), _MAKE_LOADER.value()
 
-        def begin(loader: _Loader) -> Iterator[Any]:
+        def begin(loader: AnyLoader) -> Iterator[Any]:
             workers = loader.num_workers, loader.prefetch_factor
             # Few batches are wanted, and each that is never asked for is made for nothing.
             loader.num_workers, loader.prefetch_factor = (1, 1) if loader.num_workers else workers
@@ -401,8 +394,8 @@ class _Batches:
 
     def __init__(
         self,
-        loader: _Loader,
-        begin: Callable[[_Loader], Iterator[Any]],
+        loader: AnyLoader,
+        begin: Callable[[AnyLoader], Iterator[Any]],
         loaders: Loaders,
     ) -> None:
         self._loader, self._begin, self._loaders = loader, begin, loaders
@@ -456,7 +449,7 @@ class _Batches:
             goes_on = what or gathers or is_asked
             if not goes_on or (left < 0 and (self._count or not (what or is_endless))):
                 raise StopIteration
-        elif self._given > _SAMPLED and monotonic() > self._last_second:
+        elif self._given > SAMPLED and monotonic() > self._last_second:
             is_known = self._count > 0  # what the code computes of them is not traced
             if is_known and left < 0:
                 raise StopIteration
@@ -482,220 +475,6 @@ class _Batches:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._batches, name)
-
-
-def _longest_and_last(
-    loader: _Loader, sizes: dict[Any, int], unread: dict[str, None], seconds: float
-) -> tuple[Sequence[Any] | None, ...]:
-    """Return the numbers of the samples in the longest batch, if samples differ in size, in the
-    last one, if it is smaller, and in the one beside the longest.
-
-    Args:
-        loader: gives them.
-        sizes: gets the sizes of samples that were read.
-        unread: gets a sentence if there was no time to find the longest.
-        seconds: CPU time for it.
-    """
-    data, sampler = vars(loader)["dataset"], loader.batch_sampler
-    if sampler is None or not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
-        return None, None, None
-    count = len(data)
-    # A copy, because some are iterators of their own: Lightning's, when it predicts.
-    batches, drawn = [], 0
-    for batch in islice(iter(copy(sampler)), count):
-        batches.append(list(batch))
-        drawn += len(batches[-1])
-        if drawn >= count:  # a sampler may go on for billions of samples
-            break
-    last = batches[-1] if len(batches[-1]) < len(batches[0]) else None
-    has_time = time_to_read(seconds)
-    # A sampler that gives more than a number chooses what differs from batch to batch.
-    firsts = [batch[0] for batch in batches if batch]
-    known = firsts if isinstance(firsts[0], tuple) else range(count)
-    filled: dict[Any, int] = {}
-    for most in (_SAMPLED, _READ):
-        for number in (known[place] for place in _spread(len(known), most)):
-            if number not in filled and has_time():
-                sample = data[number]
-                sizes[number], filled[number] = _size(sample), _filled(sample)
-        if len(set(sizes.values())) == 1 == len(set(filled.values())):
-            has_draws = len({size for size, _ in _draws(loader, batches[0])}) > 1
-            return batches[0] if has_draws else None, last, None
-    if len(set(sizes.values())) == 1:
-        sizes.update(filled)
-    padded = [
-        len(batch) * max((sizes.get(each, 0) for each in batch), default=0) for batch in batches
-    ]
-    if len(sizes) < min(len(known), _SAMPLED):
-        unread[
-            f"the longest of {len(sizes):,} samples was taken, as there was no time to read more of the {len(known):,} "
-            "of a data set: a longer one takes more"
-        ] = None
-    place = padded.index(max(padded))
-    beside = [*batches[place + 1 : place + 2], *batches[place - 1 :]][0]
-    return _longest_of_epochs(loader, batches, batches[place], sizes), last, beside
-
-
-def _longest_of_epochs(
-    loader: _Loader,
-    batches: Sequence[Sequence[Any]],
-    longest: Sequence[Any],
-    sizes: Mapping[Any, int],
-) -> Sequence[Any]:
-    """Return the longest batch; where a collate function cuts all samples to the shortest of a batch,
-    or joins them, it is one of many epochs, each of which has other batches.
-
-    Args:
-        loader: gives them.
-        batches: those of one epoch.
-        longest: the longest of them, once padded.
-        sizes: those of samples that were read.
-    """
-    is_drawn = not isinstance(getattr(loader.batch_sampler, "sampler", None), SequentialSampler)
-    has_own = loader.collate_fn is not default_collate
-    if not (is_drawn and has_own and len(longest) == len(batches[0])):
-        return longest
-    members, draw = [each for batch in batches for each in batch], random.Random(0).sample
-    rounds = range(min(_EPOCHS * len(batches), _AHEAD // len(longest)))
-    others = [draw(members, len(longest)) for _ in rounds]
-
-    candidates = [longest]
-    for amount in (min, sum):  # a batch may be cut to its shortest sample, or be all in a row
-
-        def measured(batch: Sequence[Any], amount: Callable[..., int] = amount) -> int:
-            return amount(sizes.get(each, 0) for each in batch)
-
-        most = max((*batches, *others), key=measured)
-        if not _are_alike(measured(most), measured(longest)):
-            candidates.append(most)
-    if len(candidates) > 1:
-        with suppress(Exception):  # not all make a batch
-            return max(
-                candidates, key=lambda batch: _size(loader.collate_fn(_samples(loader, batch)))
-            )
-    return longest
-
-
-def time_to_read(seconds: float) -> Callable[[], bool]:
-    """Return what tells whether there is time left; other programs may take the CPU."""
-    end, last_second = process_time() + seconds, monotonic() + 3 * seconds
-    return lambda: process_time() < end and monotonic() < last_second
-
-
-def _spread(count: int, most: int) -> list[int]:
-    """Return at most ``most`` numbers below ``count``, evenly spread, with the first and the
-    last."""
-    taken = min(count, most)
-    return [number * (count - 1) // max(taken - 1, 1) for number in range(taken)]
-
-
-def _size(sample: Any, depth: int = 3) -> int:
-    """Return how much a sample holds, some levels deep where it is an object such as a graph."""
-    if isinstance(sample, Mapping):
-        return sum(_size(each, depth) for each in sample.values())
-    if isinstance(sample, Tensor) or hasattr(sample, "shape"):
-        size = 1
-        for length in sample.shape:
-            size *= length
-        return size
-    if isinstance(sample, str | bytes):
-        return len(sample)
-    if isinstance(sample, list | tuple):
-        are_numbers = not sample or {type(sample[0]), type(sample[-1])} == {int}
-        return len(sample) if are_numbers else sum(_size(each, depth) for each in sample)
-    held = getattr(sample, "__dict__", None)
-    if not depth or type(held) is not dict:
-        return 1
-    return 1 + sum(_size(each, depth - 1) for each in held.values())
-
-
-def _filled(sample: Any) -> int:
-    """Return the longest of what a sample holds, without the padding at its end: the last row or
-    number as often as it is there."""
-    if isinstance(sample, Mapping):
-        sample = [*sample.values()]
-    if isinstance(sample, list | tuple) and sample and type(sample[0]) is not int:
-        return max(map(_filled, sample))
-    rows = np.asarray(sample) if isinstance(sample, Tensor | np.ndarray | list) else np.zeros(0)
-    if rows.ndim not in (1, 2) or not rows.size:
-        return 0
-    others = (rows != rows[-1]).reshape(len(rows), -1).any(1).nonzero()[0]
-    all_alike = len(rows) if rows[-1].any() else 0  # as a mask of attention
-    return int(others[-1]) + 1 if others.size else all_alike
-
-
-def _collated(loader: _Loader, numbers: Sequence[Any], drawn: Mapping[Any, Any]) -> Any:
-    """Return a batch of these samples, the largest of those that data set and collate function
-    draw."""
-    before = _random_states()
-    _, states = max(_draws(loader, numbers), key=itemgetter(0), default=(0, before))
-    try:
-        samples = _samples(loader, numbers, drawn)
-        _set_random_states(states)
-        return loader.collate_fn(samples)
-    finally:
-        _set_random_states(before)
-
-
-def _samples(
-    loader: _Loader, numbers: Sequence[Any], drawn: Mapping[Any, Any] | None = None
-) -> Any:
-    data: Any = vars(loader)["dataset"]  # of RecBole's, which gives another once it has begun
-    if drawn:
-        return [deepcopy(drawn[each]) if each in drawn else data[each] for each in numbers]
-    if hasattr(data, "__getitems__"):
-        return data.__getitems__(numbers)
-    return [data[number] for number in numbers]
-
-
-def _are_alike(size: int, other: float) -> bool:
-    """Whether two draws of a sample have about one size: an image has more or fewer boxes."""
-    return abs(size - other) <= size * _ALIKE
-
-
-def _largest_draws(
-    loader: _Loader, numbers: Sequence[Any], sizes: dict[Any, int], seconds: float
-) -> dict[Any, Any]:
-    """Return the largest of several draws of each sample, if the data set draws their ``sizes``."""
-    data: Any = vars(loader)["dataset"]
-    largest: dict[Any, tuple[int, Any]] = {}
-    has_time, is_drawn = time_to_read(seconds), False
-    few = (list(numbers[: _SAMPLED // 2]) * _SAMPLED)[:_SAMPLED]
-    for count, number in enumerate(few + list(numbers) * _DRAWS):
-        if not has_time() or (count == len(few) and not is_drawn):
-            break
-        sample = data[number]
-        size = _size(sample)
-        first = sizes.setdefault(number, size)
-        is_drawn |= not _are_alike(size, first)
-        if number not in largest or size > largest[number][0]:
-            largest[number] = size, sample
-    return {number: sample for number, (_, sample) in largest.items() if is_drawn}
-
-
-def _draws(loader: _Loader, numbers: Sequence[int]) -> list[_Draw]:
-    """Return sizes of a small batch that a collate function of the user's draws."""
-    found: list[_Draw] = []
-    if loader.collate_fn is default_collate:
-        return found
-    before = _random_states()
-    with suppress(Exception):  # it may need more samples
-        few = _samples(loader, numbers[:2])
-        for _ in range(_DRAWS):
-            states = _random_states()
-            found.append((_size(loader.collate_fn(deepcopy(few))), states))
-    _set_random_states(before)
-    return found
-
-
-def _random_states() -> tuple[Any, ...]:
-    return random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 - scripts use them
-
-
-def _set_random_states(states: tuple[Any, ...]) -> None:
-    random.setstate(states[0])
-    np.random.set_state(states[1])  # noqa: NPY002 - scripts use it
-    torch.set_rng_state(states[2])
 
 
 def state_bytes(optimizer: Optimizer, parameters: Sequence[Tensor]) -> int:

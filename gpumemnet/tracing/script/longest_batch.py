@@ -1,0 +1,248 @@
+"""Which batch of a data loader is the longest, from the sizes of the samples that there is time to
+read, and from draws where a data set or a collate function draws them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from copy import copy, deepcopy
+from itertools import islice
+from operator import itemgetter
+from time import monotonic, process_time
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, SequentialSampler, default_collate
+
+SAMPLED: Final = 32
+"""Samples that tell whether all are of one size, and draws that tell whether sizes are drawn."""
+_READ: Final = 4096
+_EPOCHS: Final = 32
+_AHEAD: Final = 100_000
+"""Epochs, and samples in them, that are drawn for the longest batch."""
+_DRAWS: Final = 24
+"""Draws of a sample, or of a batch of two, of which the largest is taken where data sets or collate
+functions draw their size."""
+_ALIKE: Final = 0.02
+"""Part of a size by which draws of one sample may differ that count as alike."""
+AnyLoader = DataLoader[Any]
+_Draw = tuple[int, tuple[Any, ...]]
+"""A size, and the states of random numbers that lead to it."""
+
+
+def longest_and_last(
+    loader: AnyLoader, sizes: dict[Any, int], unread: dict[str, None], seconds: float
+) -> tuple[Sequence[Any] | None, ...]:
+    """Return the numbers of the samples in the longest batch, if samples differ in size, in the
+    last one, if it is smaller, and in the one beside the longest.
+
+    Args:
+        loader: gives them.
+        sizes: gets the sizes of samples that were read.
+        unread: gets a sentence if there was no time to find the longest.
+        seconds: CPU time for it.
+    """
+    data, sampler = vars(loader)["dataset"], loader.batch_sampler
+    if sampler is None or not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
+        return None, None, None
+    count = len(data)
+    # A copy, because some are iterators of their own: Lightning's, when it predicts.
+    batches, drawn = [], 0
+    for batch in islice(iter(copy(sampler)), count):
+        batches.append(list(batch))
+        drawn += len(batches[-1])
+        if drawn >= count:  # a sampler may go on for billions of samples
+            break
+    last = batches[-1] if len(batches[-1]) < len(batches[0]) else None
+    has_time = time_to_read(seconds)
+    # A sampler that gives more than a number chooses what differs from batch to batch.
+    firsts = [batch[0] for batch in batches if batch]
+    known = firsts if isinstance(firsts[0], tuple) else range(count)
+    filled: dict[Any, int] = {}
+    for most in (SAMPLED, _READ):
+        for number in (known[place] for place in _spread(len(known), most)):
+            if number not in filled and has_time():
+                sample = data[number]
+                sizes[number], filled[number] = size_of(sample), _filled(sample)
+        if len(set(sizes.values())) == 1 == len(set(filled.values())):
+            has_draws = len({size for size, _ in _draws(loader, batches[0])}) > 1
+            return batches[0] if has_draws else None, last, None
+    if len(set(sizes.values())) == 1:
+        sizes.update(filled)
+    padded = [
+        len(batch) * max((sizes.get(each, 0) for each in batch), default=0) for batch in batches
+    ]
+    if len(sizes) < min(len(known), SAMPLED):
+        unread[
+            f"the longest of {len(sizes):,} samples was taken, as there was no time to read more of the {len(known):,} "
+            "of a data set: a longer one takes more"
+        ] = None
+    place = padded.index(max(padded))
+    beside = [*batches[place + 1 : place + 2], *batches[place - 1 :]][0]
+    return _longest_of_epochs(loader, batches, batches[place], sizes), last, beside
+
+
+def _longest_of_epochs(
+    loader: AnyLoader,
+    batches: Sequence[Sequence[Any]],
+    longest: Sequence[Any],
+    sizes: Mapping[Any, int],
+) -> Sequence[Any]:
+    """Return the longest batch; where a collate function cuts all samples to the shortest of a batch,
+    or joins them, it is one of many epochs, each of which has other batches.
+
+    Args:
+        loader: gives them.
+        batches: those of one epoch.
+        longest: the longest of them, once padded.
+        sizes: those of samples that were read.
+    """
+    is_drawn = not isinstance(getattr(loader.batch_sampler, "sampler", None), SequentialSampler)
+    has_own = loader.collate_fn is not default_collate
+    if not (is_drawn and has_own and len(longest) == len(batches[0])):
+        return longest
+    members, draw = [each for batch in batches for each in batch], random.Random(0).sample
+    rounds = range(min(_EPOCHS * len(batches), _AHEAD // len(longest)))
+    others = [draw(members, len(longest)) for _ in rounds]
+
+    candidates = [longest]
+    for amount in (min, sum):  # a batch may be cut to its shortest sample, or be all in a row
+
+        def measured(batch: Sequence[Any], amount: Callable[..., int] = amount) -> int:
+            return amount(sizes.get(each, 0) for each in batch)
+
+        most = max((*batches, *others), key=measured)
+        if not are_alike(measured(most), measured(longest)):
+            candidates.append(most)
+    if len(candidates) > 1:
+        with suppress(Exception):  # not all make a batch
+            return max(
+                candidates, key=lambda batch: size_of(loader.collate_fn(samples_of(loader, batch)))
+            )
+    return longest
+
+
+def time_to_read(seconds: float) -> Callable[[], bool]:
+    """Return what tells whether there is time left; other programs may take the CPU."""
+    end, last_second = process_time() + seconds, monotonic() + 3 * seconds
+    return lambda: process_time() < end and monotonic() < last_second
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """Return at most ``most`` numbers below ``count``, evenly spread, with the first and the
+    last."""
+    taken = min(count, most)
+    return [number * (count - 1) // max(taken - 1, 1) for number in range(taken)]
+
+
+def size_of(sample: Any, depth: int = 3) -> int:
+    """Return how much a sample holds, some levels deep where it is an object such as a graph."""
+    if isinstance(sample, Mapping):
+        return sum(size_of(each, depth) for each in sample.values())
+    if isinstance(sample, Tensor) or hasattr(sample, "shape"):
+        size = 1
+        for length in sample.shape:
+            size *= length
+        return size
+    if isinstance(sample, str | bytes):
+        return len(sample)
+    if isinstance(sample, list | tuple):
+        are_numbers = not sample or {type(sample[0]), type(sample[-1])} == {int}
+        return len(sample) if are_numbers else sum(size_of(each, depth) for each in sample)
+    held = getattr(sample, "__dict__", None)
+    if not depth or type(held) is not dict:
+        return 1
+    return 1 + sum(size_of(each, depth - 1) for each in held.values())
+
+
+def _filled(sample: Any) -> int:
+    """Return the longest of what a sample holds, without the padding at its end: the last row or
+    number as often as it is there."""
+    if isinstance(sample, Mapping):
+        sample = [*sample.values()]
+    if isinstance(sample, list | tuple) and sample and type(sample[0]) is not int:
+        return max(map(_filled, sample))
+    rows = np.asarray(sample) if isinstance(sample, Tensor | np.ndarray | list) else np.zeros(0)
+    if rows.ndim not in (1, 2) or not rows.size:
+        return 0
+    others = (rows != rows[-1]).reshape(len(rows), -1).any(1).nonzero()[0]
+    all_alike = len(rows) if rows[-1].any() else 0  # as a mask of attention
+    return int(others[-1]) + 1 if others.size else all_alike
+
+
+def collated(loader: AnyLoader, numbers: Sequence[Any], drawn: Mapping[Any, Any]) -> Any:
+    """Return a batch of these samples, the largest of those that data set and collate function
+    draw."""
+    before = _random_states()
+    _, states = max(_draws(loader, numbers), key=itemgetter(0), default=(0, before))
+    try:
+        samples = samples_of(loader, numbers, drawn)
+        _set_random_states(states)
+        return loader.collate_fn(samples)
+    finally:
+        _set_random_states(before)
+
+
+def samples_of(
+    loader: AnyLoader, numbers: Sequence[Any], drawn: Mapping[Any, Any] | None = None
+) -> Any:
+    """Return the samples of these numbers; those that were ``drawn`` before, as they were."""
+    data: Any = vars(loader)["dataset"]  # of RecBole's, which gives another once it has begun
+    if drawn:
+        return [deepcopy(drawn[each]) if each in drawn else data[each] for each in numbers]
+    if hasattr(data, "__getitems__"):
+        return data.__getitems__(numbers)
+    return [data[number] for number in numbers]
+
+
+def are_alike(size: int, other: float) -> bool:
+    """Whether two draws of a sample have about one size: an image has more or fewer boxes."""
+    return abs(size - other) <= size * _ALIKE
+
+
+def largest_draws(
+    loader: AnyLoader, numbers: Sequence[Any], sizes: dict[Any, int], seconds: float
+) -> dict[Any, Any]:
+    """Return the largest of several draws of each sample, if the data set draws their ``sizes``."""
+    data: Any = vars(loader)["dataset"]
+    largest: dict[Any, tuple[int, Any]] = {}
+    has_time, is_drawn = time_to_read(seconds), False
+    few = (list(numbers[: SAMPLED // 2]) * SAMPLED)[:SAMPLED]
+    for count, number in enumerate(few + list(numbers) * _DRAWS):
+        if not has_time() or (count == len(few) and not is_drawn):
+            break
+        sample = data[number]
+        size = size_of(sample)
+        first = sizes.setdefault(number, size)
+        is_drawn |= not are_alike(size, first)
+        if number not in largest or size > largest[number][0]:
+            largest[number] = size, sample
+    return {number: sample for number, (_, sample) in largest.items() if is_drawn}
+
+
+def _draws(loader: AnyLoader, numbers: Sequence[int]) -> list[_Draw]:
+    """Return sizes of a small batch that a collate function of the user's draws."""
+    found: list[_Draw] = []
+    if loader.collate_fn is default_collate:
+        return found
+    before = _random_states()
+    with suppress(Exception):  # it may need more samples
+        few = samples_of(loader, numbers[:2])
+        for _ in range(_DRAWS):
+            states = _random_states()
+            found.append((size_of(loader.collate_fn(deepcopy(few))), states))
+    _set_random_states(before)
+    return found
+
+
+def _random_states() -> tuple[Any, ...]:
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 - scripts use them
+
+
+def _set_random_states(states: tuple[Any, ...]) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])  # noqa: NPY002 - scripts use it
+    torch.set_rng_state(states[2])
