@@ -165,8 +165,10 @@ def _filled(sample: Any) -> int:
         sample = [*sample.values()]
     if isinstance(sample, list | tuple) and sample and type(sample[0]) is not int:
         return max(map(_filled, sample))
-    rows = np.asarray(sample) if isinstance(sample, Tensor | np.ndarray | list) else np.zeros(0)
-    if rows.ndim not in (1, 2) or not rows.size:
+    rows: Any = np.zeros(0)
+    with suppress(Exception):  # not every tensor becomes an array
+        rows = np.asarray(sample) if isinstance(sample, Tensor | np.ndarray | list) else rows
+    if rows.ndim not in (1, 2) or not rows.size or rows.dtype.kind not in "biuf":
         return 0
     others = (rows != rows[-1]).reshape(len(rows), -1).any(1).nonzero()[0]
     all_alike = len(rows) if rows[-1].any() else 0  # as a mask of attention
