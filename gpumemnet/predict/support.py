@@ -12,7 +12,6 @@ size of a job.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -37,8 +36,6 @@ FARTHEST: Final = 10.0
 _LISTED: Final = 8
 """Longer lists of numbers are written as a range."""
 _KNOWN_TABLES: Final = 256
-_NAMED: Final = re.compile(r"([a-z][a-z0-9_]*) is ")
-_OF_KINDS: Final = "layers of kind"
 
 
 class Support:
@@ -150,10 +147,10 @@ class Unseen:
             reasons += option_reasons(self.table, row, card.options, trained)
         if row in self.kinds:
             unseen, known = (", ".join(sorted(kinds)) for kinds in (self.kinds[row], card.kinds))
-            reasons += (f"{_OF_KINDS} {unseen[:200]}; {trained} {known}",)
+            reasons += (f"layers of kind {unseen[:200]}; {trained} {known}",)
         if self.other_shares[row] > card.other_share:
             reasons += (
-                f"{_OF_KINDS} other put out {self.other_shares[row]:.0%} of the activations, and nothing is known of "
+                f"layers of kind other put out {self.other_shares[row]:.0%} of the activations, and nothing is known of "
                 f"their memory; {trained} at most {card.other_share:.0%}",
             )
         ranges = [*card.ranges.items()]
@@ -188,13 +185,6 @@ def option_reasons(
         if value not in seen:
             reasons.append(f"{name} is {describe(value)}; {seen_words} {_listed(seen)}")
     return tuple(reasons)
-
-
-def reason_code(sentence: str) -> str:
-    """What a reason is about, as a short name for counting: an option or feature of the job,
-    ``layer_kind`` or ``no_number``."""
-    found = _NAMED.match(sentence)
-    return found[1] if found else "layer_kind" if sentence.startswith(_OF_KINDS) else "no_number"
 
 
 def _listed(values: Sequence[str | bool | int | None]) -> str:

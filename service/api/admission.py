@@ -140,7 +140,7 @@ _RULES: Final = (
             *("predict", "predict/batch", "batch-sizes", "fit", "fit/models", "gpus", "models"),
         )
     ),
-    *(PathRule(path, "observe") for path in ("/v1/observations", "/v1/observations/summary")),
+    PathRule("/v1/observations", "observe"),
 )
 _EXACT: Final = {rule.name: rule for rule in _RULES}
 _BELOW: Final = (

@@ -38,13 +38,15 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from gpumemnet.atomic_files import locked
 from gpumemnet.errors import GpumemnetError, first_line
 
-REVISIONS: Final = ("0001", "0002", "0003")
+REVISIONS: Final = ("0001", "0002", "0003", "0004")
 """The revisions of the tables that this version knows, oldest first; it works with the last."""
 HEAD: Final = REVISIONS[-1]
 MIGRATIONS: Final = {
     "0001": "ALTER TABLE predictions ADD COLUMN reason_codes VARCHAR(200)",
     # held what a challenger had predicted beside the champion
     "0002": "DROP TABLE challenges",
+    # held short names of the reasons for which there was no limit
+    "0003": "ALTER TABLE predictions DROP COLUMN reason_codes",
 }
 """What makes each revision the next one."""
 VERSION_TABLE: Final = "gpumemnet_schema"
@@ -81,8 +83,6 @@ PREDICTIONS: Final = Table(
     # null outside the model's support
     Column("safe_bytes", BigInteger),
     Column("in_support", Boolean, nullable=False),
-    # why there is no limit: short names, separated by commas; null with a limit
-    Column("reason_codes", String(200)),
     Index("predictions_job_hash", "job_hash"),
 )
 

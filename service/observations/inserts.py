@@ -25,7 +25,6 @@ from gpumemnet.job.training_job import (
     OPTION_FIELDS,
     UNSTATED_AS_ZERO,
 )
-from gpumemnet.predict.support import reason_code
 from gpumemnet.site.observations import Observation, check_capacity
 
 from ..api.predictions import RecordBatch
@@ -36,7 +35,6 @@ ROWS_PER_STATEMENT: Final = (64, 8, 1)
 SWEEP_ROWS: Final = 1000
 SWEEP_LOCK: Final = 0x6770756D7377
 _LARGEST: Final = 2**63 - 1
-_MAX_CODES: Final = 200
 _SEEN_AGAIN: Final = (
     "(hash) DO UPDATE SET seen_at = excluded.seen_at WHERE jobs.seen_at < excluded.seen_at - 3600"
 )
@@ -99,7 +97,6 @@ def prediction_rows(records: RecordBatch, row: int, now: float) -> tuple[Row, Ro
     job_hash = hashlib.sha256(document).hexdigest()
     is_unbounded = np.ma.getmaskarray(made.safe_bytes)[row]
     safe_bytes = None if is_unbounded else made.safe_bytes.data[row]
-    reasons = made.reasons(row)
     return (
         (job_hash, jobs.options("family")[jobs.option_codes[row]], document.decode(), now),
         (
@@ -107,7 +104,7 @@ def prediction_rows(records: RecordBatch, row: int, now: float) -> tuple[Row, Ro
             *(records.model_sha256, made.model.name[:200], records.release[:200]),
             *(made.model.prediction_gpu.gpu[:100], float(made.coverage)),
             *(_stored_bytes(made.expected_bytes[row]), _stored_bytes(safe_bytes)),
-            *(not reasons, _reason_codes(reasons)),
+            not made.reasons(row),
         ),
     )
 
@@ -115,14 +112,6 @@ def prediction_rows(records: RecordBatch, row: int, now: float) -> tuple[Row, Ro
 def _stored_bytes(amount: int | None) -> int | None:
     """The amount, or the largest that a column holds."""
     return None if amount is None else min(int(amount), _LARGEST)
-
-
-def _reason_codes(reasons: Sequence[str]) -> str | None:
-    """Short names of the reasons, as many as the column holds."""
-    codes = sorted({reason_code(reason) for reason in reasons})
-    while len(text_of_all := ",".join(codes)) > _MAX_CODES:
-        codes.pop()
-    return text_of_all or None
 
 
 def write_predictions(

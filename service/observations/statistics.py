@@ -1,7 +1,7 @@
-"""Compares predictions with the memory that their jobs used, for the summary and the gauges, and
-tests whether the safe bytes reach their nominal coverage.
+"""Compares predictions with the memory that their jobs used, for the gauges, and tests whether the
+safe bytes reach their nominal coverage.
 
-Only jobs that ran on the GPU of their prediction are compared; the others are counted.
+Only jobs that ran on the GPU of their prediction are compared.
 
 The alarm is an exact one-sided test.  Null hypothesis: every job stays within its safe bytes with
 its nominal coverage.  The p-value is the probability of as many misses as observed, or more.  Below
@@ -11,16 +11,12 @@ misses is Poisson-binomial; with one coverage for all it is binomial.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import compress
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
-from sqlalchemy import Connection, Row, Select, func, select
+from sqlalchemy import Connection, Row, Select, select
 
-from gpumemnet.atomic_files import Document
 from gpumemnet.job.job_table import Array
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.predict.conformal import bounds_kept
@@ -31,8 +27,6 @@ ALARM_PROBABILITY: Final = 0.001
 """Of 200 jobs with 99 % nominal coverage, 9 misses raise the alarm (95.5 % coverage).
 At nominal coverage, less than one window in a thousand raises a false alarm.
 """
-MAX_SUMMARISED: Final = 5000
-"""Most observations in a summary; the newest are used."""
 SECONDS_PER_DAY: Final = 86_400
 
 
@@ -68,19 +62,6 @@ class Alarm(NamedTuple):
     error_ratio: float | None
 
 
-def summarise(rows: Sequence[Row[Any]]) -> Document:
-    """Coverage, error and waste of a group of predictions."""
-    reasons = Counter(
-        code for row in rows if row.reason_codes for code in row.reason_codes.split(",")
-    )
-    return {
-        "observations": len(rows),
-        "oom": sum(row.oom for row in rows),
-        "without_limit": dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))),
-        "champion": _worth(rows),
-    }
-
-
 def error_ratios(rows: Sequence[Row[Any]]) -> Array:
     """(expected - observed) / observed of the jobs whose peak is known."""
     peak = np.where(_column(rows, "oom") > 0, np.nan, _column(rows, "peak_bytes"))
@@ -88,29 +69,11 @@ def error_ratios(rows: Sequence[Row[Any]]) -> Array:
     return ratios[~np.isnan(ratios)]
 
 
-def _worth(rows: Sequence[Row[Any]]) -> Document:
-    safe_bytes = _column(rows, "safe_bytes")
-    kept = _kept(rows, safe_bytes)
-    judged = ~np.isnan(kept)
-    errors = error_ratios(rows)
-    unused = (safe_bytes - _column(rows, "peak_bytes"))[kept == 1]
-    return {
-        "judged": int(judged.sum()),
-        "covered": int(kept[judged].sum()),
-        "coverage": _mean(kept[judged]),
-        "promised_coverage": _mean(_column(rows, "coverage")[judged]),
-        "median_error_percent": median(100 * errors),
-        "median_absolute_error_percent": median(100 * np.abs(errors)),
-        "under_prediction_rate": _mean(errors < 0),
-        "waste_share": float(unused.sum() / safe_bytes[kept == 1].sum()) if len(unused) else None,
-    }
-
-
-def _kept(rows: Sequence[Row[Any]], safe_bytes: Array) -> Array:
+def _kept(rows: Sequence[Row[Any]]) -> Array:
     """Whether each job stayed within its safe bytes: 1, 0, or NaN where that is not known."""
     peak_bytes, limit_bytes = _column(rows, "peak_bytes"), _column(rows, "limit_bytes")
     had_bytes = np.where(np.isnan(limit_bytes), np.nan, np.fmax(limit_bytes, peak_bytes))
-    return bounds_kept(peak_bytes, _column(rows, "oom") > 0, had_bytes, safe_bytes)
+    return bounds_kept(peak_bytes, _column(rows, "oom") > 0, had_bytes, _column(rows, "safe_bytes"))
 
 
 def _column(rows: Sequence[Row[Any]], name: str) -> Array:
@@ -118,35 +81,13 @@ def _column(rows: Sequence[Row[Any]], name: str) -> Array:
     return np.array([getattr(row, name) for row in rows], dtype=np.float64)
 
 
-def _mean(values: NDArray[Any]) -> float | None:
+def _mean(values: Array) -> float | None:
     return float(values.mean()) if len(values) else None
 
 
 def median(values: Array) -> float | None:
     """The median; ``None`` of no values."""
     return float(np.median(values)) if len(values) else None
-
-
-def read_summary(connection: Connection, *, now: float, days: float) -> Document:
-    """The response to ``GET /v1/observations/summary``."""
-    since = now - days * SECONDS_PER_DAY
-    counted = _counts(connection, since)
-    compared = connection.execute(
-        _compared().where(OBSERVATIONS.c.received_at >= since).limit(MAX_SUMMARISED)
-    ).all()
-    groups: dict[tuple[str, str, str], list[Row[Any]]] = defaultdict(list)
-    for row in compared:
-        groups[row.family, row.gpu, row.release].append(row)
-    return {
-        "days": days,
-        **counted,
-        "compared": len(compared),
-        "complete": len(compared) < MAX_SUMMARISED,
-        "groups": [
-            {"family": family, "gpu": gpu, "release": release, **summarise(group)}
-            for (family, gpu, release), group in sorted(groups.items())
-        ],
-    }
 
 
 def read_alarms(connection: Connection, window: int) -> list[Alarm]:
@@ -156,17 +97,18 @@ def read_alarms(connection: Connection, window: int) -> list[Alarm]:
         # Some observations do not test their bound; twice the window leaves room for them.
         question = _compared().where(OBSERVATIONS.c.family == family).limit(2 * window)
         if rows := connection.execute(question).all():
-            is_judged = ~np.isnan(_kept(rows, _column(rows, "safe_bytes")))
-            judged = list(compress(rows, is_judged))[:window]
-            worth = _worth(judged)
-            misses = worth["judged"] - worth["covered"]
-            probability = miss_probability((row.coverage for row in judged), misses)
+            kept = _kept(rows)
+            is_judged = ~np.isnan(kept)
+            kept, promised = (
+                values[is_judged][:window] for values in (kept, _column(rows, "coverage"))
+            )
+            probability = miss_probability(promised, int((1 - kept).sum()))
             alarms.append(
                 Alarm(
                     family,
                     probability < ALARM_PROBABILITY,
-                    worth["coverage"],
-                    worth["promised_coverage"],
+                    _mean(kept),
+                    _mean(promised),
                     median(error_ratios(rows[:window])),
                 )
             )
@@ -177,42 +119,10 @@ def _compared() -> Select[Any]:
     observed, predicted = OBSERVATIONS.c, PREDICTIONS.c
     return (
         select(
-            *(observed.family, observed.gpu, observed.peak_bytes, observed.oom),
-            *(observed.limit_bytes, predicted.release, predicted.coverage),
-            *(predicted.expected_bytes, predicted.safe_bytes, predicted.reason_codes),
+            *(observed.peak_bytes, observed.oom, observed.limit_bytes),
+            *(predicted.coverage, predicted.expected_bytes, predicted.safe_bytes),
         )
         .join(PREDICTIONS, predicted.id == observed.prediction_id)
         .where(predicted.gpu == observed.gpu)
         .order_by(observed.received_at.desc(), observed.id.desc())
     )
-
-
-def _counts(connection: Connection, since: float) -> Document:
-    observed, predicted = OBSERVATIONS.c, PREDICTIONS.c
-    kinds = (
-        observed.source,
-        observed.oom,
-        observed.prediction_id.is_not(None).label("predicted"),
-        (predicted.gpu == observed.gpu).label("same_gpu"),
-    )
-    question = (
-        select(*kinds, func.count().label("number"))
-        .outerjoin(PREDICTIONS, predicted.id == observed.prediction_id)
-        .where(observed.received_at >= since)
-        .group_by(*kinds)
-    )
-    rows = connection.execute(question).all()
-    sources: Counter[str] = Counter()
-    for row in rows:
-        sources[row.source] += row.number
-    return {
-        "observations": _total(rows),
-        "oom": _total(row for row in rows if row.oom),
-        "without_prediction": _total(row for row in rows if not row.predicted),
-        "on_another_gpu": _total(row for row in rows if row.predicted and not row.same_gpu),
-        "sources": dict(sorted(sources.items())),
-    }
-
-
-def _total(rows: Iterable[Any]) -> int:
-    return sum(row.number for row in rows)

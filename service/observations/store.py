@@ -20,11 +20,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from anyio import CapacityLimiter, to_thread
 from prometheus_client import Counter, Gauge
 from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
-from gpumemnet.atomic_files import Document
 from gpumemnet.site.observations import Observation, content_hash
 
 from ..api.predictions import RecordBatch, prediction_id
@@ -48,7 +46,7 @@ from .inserts import (
     write_observations,
     write_predictions,
 )
-from .statistics import SECONDS_PER_DAY, read_alarms, read_summary
+from .statistics import SECONDS_PER_DAY, read_alarms
 
 FLUSH_SECONDS: Final = 0.25
 """Longest time that a prediction waits to be written."""
@@ -224,11 +222,9 @@ class ObservationStore:
         self._wake = threading.Event()
         self._stopping = False
         self._thread: threading.Thread | None = None
-        # Both connect when they are first used, which is after any fork.
+        # It connects when it is first used, which is after any fork.
         self._engine = make_engine(self._url, busy_seconds=busy_seconds)
-        self._reading_engine = make_engine(self._url, busy_seconds=busy_seconds)
         self._has_tables = False
-        self._reading_turn: CapacityLimiter | None = None
         self._away: str | None = None
         self._complained = False
         self._retry_at = 0.0
@@ -264,7 +260,6 @@ class ObservationStore:
             self._wake.set()
             thread.join()
             self._thread = None
-        self._reading_engine.dispose()
 
     def record(self, records: RecordBatch) -> None:
         """Queue predictions; never blocks, never raises, and drops those that exceed the queue."""
@@ -294,27 +289,6 @@ class ObservationStore:
         if isinstance(answer, Stored):
             return answer
         raise answer
-
-    async def summary(self, days: float = 30) -> Document:
-        """Coverage and error of the predictions of the last ``days``; one is read at a time, in a
-        thread.
-
-        Raises:
-            Refusal: 503 when the database is unavailable.
-        """
-        if self._away is not None:
-            raise _busy(self._away)
-        # Made late, as it belongs to the event loop.
-        self._reading_turn = self._reading_turn or CapacityLimiter(1)
-        return await to_thread.run_sync(self._summary, days, limiter=self._reading_turn)
-
-    def _summary(self, days: float) -> Document:
-        try:
-            with reading(self._reading_engine) as connection:
-                return read_summary(connection, now=time.time(), days=days)
-        except SQLAlchemyError:
-            self._reading_engine.dispose()
-            raise _busy("the database is away") from None
 
     def _submit(self, observation: Observation, key_name: str) -> asyncio.Future[Reply]:
         digest = content_hash(observation)

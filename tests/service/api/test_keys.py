@@ -126,7 +126,6 @@ def test_no_method_gets_round_the_key(locked: Locked, method: str) -> None:
         ("GET", "/v1/gpus", "predict"),
         ("GET", "/v1/models", "predict"),
         ("POST", "/v1/observations", "observe"),
-        ("GET", "/v1/observations/summary", "observe"),
     ],
 )
 def test_a_path_needs_a_key_of_its_scope(

@@ -186,47 +186,6 @@ def test_a_body_that_is_none_is_refused(http: httpx.Client, body: bytes) -> None
     assert answer.headers["Content-Type"] == "application/problem+json"
 
 
-def test_the_summary_compares_with_what_was_predicted(http: httpx.Client) -> None:
-    peaks = []
-    for batch_size in (60, 61, 62):
-        prediction = predict(http, "cnn", batch_size=batch_size)
-        peaks.append((prediction["expected_bytes"], prediction["safe_bytes"]))
-        within = (
-            prediction["expected_bytes"] if batch_size != 62 else prediction["safe_bytes"] + 2**20
-        )
-        answer = observe(
-            http,
-            prediction_id=prediction["prediction_id"],
-            peak_bytes=within,
-            source="slurm_gpumem",
-        )
-        assert answer.status_code == 201, answer.text
-    lost = predict(http, "cnn", batch_size=63)
-    observe(http, prediction_id=lost["prediction_id"], oom=True, limit_mib=1024)
-    elsewhere = predict(http, "cnn", batch_size=64)
-    observe(http, prediction_id=elsewhere["prediction_id"], gpu="NVIDIA Unheard Of", peak_mib=3000)
-    summary = http.get("/v1/observations/summary").json()
-    [group] = [group for group in summary["groups"] if group["family"] == "cnn"]
-    assert (group["observations"], group["oom"]) == (4, 1)
-    worth = group["champion"]
-    assert (worth["judged"], worth["covered"]) == (
-        3,
-        2,
-    )  # the one that ran out had less than the bound: no test of it
-    assert worth["coverage"] == pytest.approx(2 / 3)
-    assert worth["median_error_percent"] == 0
-    assert summary["on_another_gpu"] == 1
-    assert summary["sources"]["slurm_gpumem"] == 3
-    assert group["without_limit"] == {}
-
-
-@pytest.mark.parametrize(
-    "query", ["days=0", "days=x", "days=99999", "weeks=1", "days=%00", "days=x&" * 30]
-)
-def test_a_parameter_of_the_summary_is_checked(http: httpx.Client, query: str) -> None:
-    assert http.get(f"/v1/observations/summary?{query}").status_code == 422
-
-
 def test_observations_join_the_dataset(
     http: httpx.Client, database: Database, tmp_path: Path
 ) -> None:
@@ -354,7 +313,6 @@ def test_the_store_finds_its_way_back(postgresql: PostgreSQL, tmp_path: Path) ->
             ]
             assert {answer.status_code for answer in refused} == {503}
             assert {answer.headers["Retry-After"] for answer in refused} == {"1"}
-            assert client.get("/v1/observations/summary").status_code == 503
             assert predict(client)["prediction_id"]
         finally:
             postgresql.start()

@@ -108,7 +108,6 @@ def test_an_older_database_is_migrated(address: str, file: Path) -> None:
     ensure_schema(database_url(address))
     made = rows(file, "SELECT name FROM pragma_table_info('predictions')")
     connection = sqlite3.connect(file)
-    connection.execute("ALTER TABLE predictions DROP COLUMN reason_codes")
     connection.execute("CREATE TABLE challenges (prediction_id VARCHAR(36))")
     connection.execute(f"UPDATE {VERSION_TABLE} SET version_num = '0001'")
     connection.commit()
@@ -319,14 +318,11 @@ def test_the_alarm_goes_on_and_the_gauges_say_it(
     for entry in made:
         one.record(entry)
 
-    async def run() -> dict[str, Any]:
+    async def run() -> None:
         over = int(estimate.safe_bytes[0]) + MIB
         await asyncio.gather(*(one.add(observed(entry.prediction_ids[0], over)) for entry in made))
-        return await one.summary()
 
-    summary = asyncio.run(run())
-    [group] = summary["groups"]
-    assert (group["champion"]["coverage"], group["champion"]["under_prediction_rate"]) == (0.0, 1.0)
+    asyncio.run(run())
     second = make_store()  # its first round refreshes the gauges, from the database
     wait_until(
         lambda: REGISTRY.get_sample_value("gpumemnet_coverage_alarm", {"family": "mlp"}) == 1
