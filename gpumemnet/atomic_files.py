@@ -169,12 +169,16 @@ def shipped_json(name: str) -> Any:
     return json.loads(resources.files("gpumemnet").joinpath(name).read_text("utf-8"))
 
 
+hints_of: Final = cache(get_type_hints)
+"""The types of a class's fields, by name."""
+
+
 def from_json(kind: Any, value: Any) -> Any:
     """The value of a type that :func:`dataclasses.asdict` has turned into JSON; members that are no
     fields are left out."""
     origin, arguments = get_origin(kind), get_args(kind)
     if hasattr(kind, "__dataclass_fields__"):
-        kinds = get_type_hints(kind)
+        kinds = hints_of(kind)
         return kind(
             **{name: from_json(kinds[name], value[name]) for name in kinds if name in value}
         )

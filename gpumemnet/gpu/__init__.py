@@ -9,15 +9,16 @@ differs.  A profile holds the GPU's numbers with a source for each; an unmeasure
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from pathlib import Path
-from types import MappingProxyType, NoneType
-from typing import Any, Final, get_args, get_origin, get_type_hints
+from types import MappingProxyType
+from typing import Any, Final, get_args, get_origin
 
-from gpumemnet.atomic_files import shipped_json, stated_json
+from gpumemnet.atomic_files import from_json, hints_of, shipped_json, stated_json
 from gpumemnet.errors import InvalidRequestError, did_you_mean
 from gpumemnet.job.layers import describe
 from gpumemnet.units import MIB, ceil_mib
@@ -95,11 +96,7 @@ def device_profiles() -> tuple[DeviceProfile, ...]:
     """All profiles of the catalogue ``catalogue.json``, in its order."""
     document = shipped_json("gpu/catalogue.json")
     return tuple(
-        _read(
-            {**_unmeasured(entry["compute_capability"]), **entry},
-            DeviceProfile,
-            f"devices[{index}]",
-        )
+        _read({**_unmeasured(entry["compute_capability"]), **entry}, f"devices[{index}]")
         for index, entry in enumerate(document["devices"])
     )
 
@@ -445,7 +442,7 @@ def load_profile(path: Path) -> DeviceProfile:
         raise InvalidRequestError(
             f"{path} was not measured on a GPU: it comes from a rehearsal", "gpu"
         )
-    return _read(document.get("profile"), DeviceProfile, "profile")
+    return _read(document.get("profile"), "profile")
 
 
 def find_profile(name_or_path: str) -> DeviceProfile:
@@ -485,56 +482,22 @@ def asked_profile(gpu: str | DeviceProfile, context_mib: int | None, option: str
     )
 
 
-_hints_of: Final = cache(get_type_hints)
-_WORDS: Final[Mapping[Any, str]] = {
-    str: "a text",
-    int: "a whole number above 0",
-    float: "a number above 0",
-    bool: "true or false",
-    NoneType: "null",
-}
-
-
-def _read(entry: object, kind: Any, place: str) -> Any:
-    """Reads a :class:`DeviceProfile` or :class:`ContextReading` from its JSON object and checks
-    every field."""
-    if not isinstance(entry, Mapping):
-        raise InvalidRequestError(f"must be an object, not {describe(entry)}", place)
-    known = {each.name: each.default for each in fields(kind)}
-    for name in sorted(known.keys() ^ entry.keys(), key=str):
-        if name in entry:
+def _read(entry: Any, place: str) -> DeviceProfile:
+    """Reads a profile from its JSON object, and checks its numbers."""
+    hints = hints_of(DeviceProfile)
+    try:
+        for name in entry.keys() - hints.keys():
+            raise TypeError(f"{describe(name)} is not a field: known are {', '.join(hints)}")
+        profile: DeviceProfile = from_json(DeviceProfile, entry)
+    except (TypeError, AttributeError) as error:
+        raise InvalidRequestError(f"is no device profile: {error}", place) from None
+    for name, hint in hints.items():
+        value, kinds = getattr(profile, name), (int, *get_args(hint))
+        if hint is str or get_origin(hint) is tuple:
+            continue
+        most = _LARGEST_RATE if float in kinds else math.inf
+        if type(value) not in kinds or not (value is None or 0 < value < most):
             raise InvalidRequestError(
-                f"is not a field: known fields are {', '.join(known)}",
-                f"{place}.{ascii(name)[1:-1][:64]}",
+                f"must be a number above 0, not {describe(value)}", f"{place}.{name}"
             )
-        if known[name] is MISSING:
-            raise InvalidRequestError("is missing", f"{place}.{name}")
-    hints = _hints_of(kind)
-    return kind(
-        **{name: _value(value, hints[name], f"{place}.{name}") for name, value in entry.items()}
-    )
-
-
-def _value(value: Any, hint: Any, place: str, least: int = 1) -> Any:
-    """Reads a value of a declared type; the numbers of a list may be 0."""
-    parts = get_args(hint) or (hint,)
-    if get_origin(hint) is tuple:
-        if not isinstance(value, list) or (parts[-1] is not ... and len(value) != len(parts)):
-            count = "" if parts[-1] is ... else f" of {len(parts)}"
-            raise InvalidRequestError(f"must be a list{count}, not {describe(value)}", place)
-        return tuple(
-            _value(each, parts[0], f"{place}[{index}]", 0) for index, each in enumerate(value)
-        )
-    if hint is ContextReading:
-        return _read(value, hint, place)
-    kind = type(value)
-    is_right = kind in parts and value != ""
-    if kind in (int, float):
-        is_rate = float in parts
-        is_right = (is_right or is_rate) and (
-            0 < value < _LARGEST_RATE if is_rate else value >= least
-        )
-    if not is_right:
-        wanted = ", or ".join(_WORDS[part] for part in parts)
-        raise InvalidRequestError(f"must be {wanted}, not {describe(value)}", place)
-    return value
+    return profile
