@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +16,7 @@ from gpumemnet.cli.commands import App
 from gpumemnet.cli.options import AsJson, Bundles, RegistryFolder, input_file
 from gpumemnet.cli.output import print_result
 from gpumemnet.client import API_KEY_VARIABLE, Client
-from gpumemnet.errors import InvalidRequestError, ServiceError
+from gpumemnet.errors import ServiceError
 from gpumemnet.site.observations import Observation, listed
 from gpumemnet.site.sacct import Skipped, read_sacct
 
@@ -164,17 +164,10 @@ def import_sacct(
             help=f"Send them to this service; a key is taken from {API_KEY_VARIABLE}.",
         ),
     ],
-    gpu: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[TYPE=]NAME",
-            help="GPU that the jobs ran on, or the name of Slurm's type: a100='NVIDIA A100-SXM4-80GB'.",
-        ),
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Report what finished Slurm jobs used to a service."""
-    found = read_sacct(input_file(file), _gpus(gpu or []))
+    found = read_sacct(input_file(file))
     skipped: dict[str, list[str]] = defaultdict(list)
     counts = _send(found, url.rstrip("/"), skipped)
     message = f"{counts['stored']} observations stored, {counts['there_before']} were there before"
@@ -182,18 +175,6 @@ def import_sacct(
         f"{len(some)} jobs left out: {reason}: {listed(some)}" for reason, some in skipped.items()
     ]
     print_result({**counts, "left_out": skipped}, "\n".join([*reasons, message]), as_json=as_json)
-
-
-def _gpus(texts: Sequence[str]) -> dict[str, str]:
-    gpus: dict[str, str] = {}
-    for text in texts:
-        kind, _, name = text.rpartition("=")
-        if not name.strip() or kind in gpus:
-            raise InvalidRequestError(
-                f"must name a GPU, once for each type, not '{text[:60]}'", "gpu"
-            )
-        gpus[kind] = name.strip()
-    return gpus
 
 
 def _send(

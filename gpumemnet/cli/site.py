@@ -3,18 +3,16 @@ predict them."""
 
 from __future__ import annotations
 
-import tempfile
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.console import Console
 
-from gpumemnet.atomic_files import Document
 from gpumemnet.cli.options import AsJson, Bundles, ContextMib, RegistryFolder, input_file
 from gpumemnet.cli.output import (
     print_facts,
@@ -50,10 +48,11 @@ Rows = Annotated[
 ]
 
 
-def _chosen_bundles(folders: Sequence[Path] | None, store: Registry | None) -> Sequence[Bundle]:
+def _chosen_bundles(folders: Sequence[Path] | None, registry: Path | None) -> Sequence[Bundle]:
     """Returns the bundles in ``folders``, else the registry's champion, else the shipped ones."""
-    if folders or store is None:
+    if folders or registry is None:
         return load_bundles(*folders or ())
+    store = Registry(registry)
     return store.load(store.aliases().champion)
 
 
@@ -72,80 +71,36 @@ def calibrate(
             help="Write the calibrated bundles into this folder, each in a folder of its name.",
         ),
     ] = None,
-    release: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RELEASE",
-            help="Make them a release of --registry; it predicts once it is promoted.",
-        ),
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Calibrate bundles to a site's own jobs. Shows their errors there before and after; writes
-    with --out or --release."""
+    with --out."""
     from gpumemnet.site.calibration import calibrate as calibrate_bundles  # loads onnxruntime
     from gpumemnet.site.calibration_cards import (
         calibrated_cards,
         calibration_document,
     )
 
-    if release is not None and registry is None:
-        raise InvalidRequestError("is missing: --release names a release of a registry", "registry")
-    if release is not None and bundle:
-        raise InvalidRequestError(
-            "cannot stand beside --release, which calibrates the registry's champion", "bundle"
-        )
-    store = None if registry is None else Registry(registry)
-    bundles = _chosen_bundles(bundle, store)
-    folders = {one.sha256: out / one.card.name for one in bundles} if out is not None else {}
-    for folder in folders.values():
-        check_replaceable(folder)
+    bundles = _chosen_bundles(bundle, registry)
+    if out is not None:
+        for one in bundles:
+            check_replaceable(out / one.card.name)
     site_rows = read_site_rows([input_file(path) for path in rows])
     made = calibrate_bundles(site_rows, bundles, gpu=gpu)
-    document, written = calibration_document(made), []
-    cards = list(calibrated_cards(made))
+    written = []
     if out is not None:
-        written += [
-            _save(folders[source.sha256], source.model, card).source for source, card in cards
-        ]
-    if store is not None and release is not None:
-        _add_release(store, release, cards, document)
-        promote = f"it predicts after: gpumemnet releases promote {release}"
-        written.append(f"release {release} in {store.folder}; {promote}")
+        try:
+            for source, card in calibrated_cards(made):
+                folder = out / source.card.name
+                written.append(save_bundle(folder, source.model, card).source)
+        except OSError as error:
+            raise InvalidRequestError(f"{out} cannot be written: {error.strerror}", "out") from None
     if as_json:
-        print_json({**document, "written": written})
+        print_json({**calibration_document(made), "written": written})
         return
     _show_calibration(made, Console())
-    for line in written or ("nothing written: give --out, or --registry and --release",):
+    for line in written or ("nothing written: give --out",):
         typer.echo(line)
-
-
-def _save(folder: Path, model: bytes, card: Document) -> Bundle:
-    try:
-        return save_bundle(folder, model, card)
-    except OSError as error:
-        raise InvalidRequestError(f"{folder} cannot be written: {error.strerror}", "out") from None
-
-
-def _add_release(
-    store: Registry,
-    release: str,
-    cards: Sequence[tuple[Bundle, Document]],
-    document: Mapping[str, Any],
-) -> None:
-    parent = store.aliases().champion
-    names = ("gpu", "label_source", "jobs", "files", "first", "last")
-    with tempfile.TemporaryDirectory(prefix="gpumemnet-calibrate-") as folder:
-        store.create_release(
-            release,
-            [
-                _save(Path(folder) / str(number), source.model, card).source
-                for number, (source, card) in enumerate(cards)
-            ],
-            parent=parent,
-            lineage={"calibration": {name: document[name] for name in names}},
-            note=f"{parent} calibrated to {document['gpu']} on {document['jobs']} jobs",
-        )
 
 
 def _show_calibration(made: Calibration, console: Console) -> None:
@@ -241,9 +196,8 @@ def drift(
         raise InvalidRequestError(
             f"{metrics} must end in .prom: the textfile collector reads no other files", "metrics"
         )
-    store = None if registry is None else Registry(registry)
     predictor = Predictor(
-        _chosen_bundles(bundle, store),
+        _chosen_bundles(bundle, registry),
         context_bytes=None if context_mib is None else context_mib * MIB,
     )
     found = read_site_rows([input_file(path) for path in rows])

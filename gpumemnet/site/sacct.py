@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -51,14 +51,11 @@ class _NoObservationError(ValueError):
     """A job that says nothing of its memory; the message says why."""
 
 
-def read_sacct(
-    path: Path, gpus: Mapping[str, str] | None = None
-) -> Iterator[Observation | Skipped]:
+def read_sacct(path: Path) -> Iterator[Observation | Skipped]:
     """The observations in ``path``, and the jobs that gave none.
 
     Args:
         path: output of ``sacct --json``.
-        gpus: Slurm's type of a GPU → its name in NVML; an empty type stands for all.
 
     Raises:
         InvalidRequestError: when the file cannot be read, or holds anything else.
@@ -77,7 +74,7 @@ def read_sacct(
         job_id = None
         try:
             job_id = _job_id(entry)
-            yield _observation(entry, job_id, gpus or {})
+            yield _observation(entry, job_id)
         except (FieldError, _NoObservationError) as error:
             yield Skipped(f"jobs[{index}]", job_id, str(error))
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, OSError) as error:
@@ -86,15 +83,14 @@ def read_sacct(
             yield Skipped(f"jobs[{index}]", job_id, reason)
 
 
-def _observation(entry: Any, job_id: str, gpus: Mapping[str, str]) -> Observation:
+def _observation(entry: Any, job_id: str) -> Observation:
     """The observation of one job of the accounting.
 
     Raises:
         _NoObservationError, FieldError: when it gives none.
     """
     _check_ended(entry)
-    types = _gpu_types(entry)
-    peak_bytes = _peak_bytes(entry, sum(types.values()))
+    peak_bytes = _peak_bytes(entry, _gpu_count(entry))
     comments = entry.get("comment") or ""
     comments = comments.values() if isinstance(comments, dict) else [comments]
     predictions = [found[1] for text in comments if (found := _PREDICTION.search(str(text)))]
@@ -106,7 +102,6 @@ def _observation(entry: Any, job_id: str, gpus: Mapping[str, str]) -> Observatio
     name = f"{cluster}/{job_id}" if isinstance(cluster, str) and cluster else job_id
     return observation_from_dict(
         {
-            "gpu": gpus.get(next(iter(types), ""), gpus.get("")),
             "peak_bytes": peak_bytes,
             "source": "slurm_gpumem",
             "observed_at": datetime.fromtimestamp(ended, UTC).isoformat() if ended else None,
@@ -136,19 +131,14 @@ def _check_ended(entry: Any) -> None:
         )
 
 
-def _gpu_types(entry: Any) -> dict[str, int]:
-    """Type → number of the allocated GPUs, from ``gres/gpu:a100`` with ``gres/gpu`` beside it; the
-    type is empty where Slurm names none."""
+def _gpu_count(entry: Any) -> int:
+    """Number of the allocated GPUs, from ``gres/gpu:a100`` with ``gres/gpu`` beside it, or that
+    alone."""
     resources = dict(_resources((entry.get("tres") or {}).get("allocated")))
-    typed = {
-        name.removeprefix("gres/gpu:"): count
-        for name, count in resources.items()
-        if name.startswith("gres/gpu:") and count > 0
-    }
-    total = resources.get("gres/gpu", 0)
+    typed = [count for name, count in resources.items() if name.startswith("gres/gpu:") and count]
     if len(typed) > 1:
-        raise _NoObservationError(f"it ran on GPUs of several types ({', '.join(sorted(typed))})")
-    return typed or ({"": total} if total > 0 else {})
+        raise _NoObservationError("it ran on GPUs of several types")
+    return sum(typed) or resources.get("gres/gpu", 0)
 
 
 def _peak_bytes(entry: Any, gpus: int) -> int:

@@ -409,33 +409,23 @@ def test_the_command_writes_bundles(tmp_path: Path) -> None:
     )
 
 
-def test_the_command_makes_a_release_that_does_not_answer_yet(tmp_path: Path) -> None:
+def test_calibrated_bundles_of_a_registry_become_a_release(tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "rows.parquet", site_rows(50))
-    store = Registry(tmp_path / "registry")
-    done = gpumemnet("calibrate", rows, "--registry", store.folder, "--release", "site", "--json")
+    store, out = Registry(tmp_path / "registry"), tmp_path / "site"
+    done = gpumemnet("calibrate", rows, "--registry", store.folder, "--out", out, "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["models"][0]["cross_validated"]["after"]["jobs"] == 50
+    assert gpumemnet("releases", "add", "site", out, "--registry", store.folder).returncode == 0
     assert store.aliases().champion == "shipped"
-    release = store.release("site")
-    assert release.parent == "shipped"
-    assert release.lineage["calibration"]["files"] == document["files"]
-    assert len(release.bundles) == len(shipped_bundles())
+    assert len(store.release("site").bundles) == len(shipped_bundles())
     assert problems(store) == []
     assert gpumemnet("releases", "promote", "site", "--registry", store.folder).returncode == 0
-    again = gpumemnet("calibrate", rows, "--registry", store.folder, "--release", "site")
-    assert again.returncode == 2
-    assert "there is a release 'site' already" in again.stderr
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--release", "x"), "registry: is missing"),
-        (
-            ("--registry", "r", "--release", "x", "--bundle", "b"),
-            "bundle: cannot stand beside --release",
-        ),
         (("--gpu", "H100"), "holds no rows of NVIDIA H100"),
         (("--out", "rows.parquet"), "rows.parquet"),
     ],

@@ -75,11 +75,6 @@ def test_nothing_is_lost() -> None:
     assert len(taken) + len(skipped) == len(json.loads(JOBS.read_text())["jobs"])
 
 
-def test_slurms_type_names_the_gpu() -> None:
-    taken, _ = split(read_sacct(JOBS, gpus={"a100": "A100-80GB"}))
-    assert taken["18194943"].gpu == "NVIDIA A100-SXM4-80GB"
-
-
 @pytest.mark.parametrize("text", ["", "JobID|State\n1|COMPLETED\n", "{", "{}", "[1]"])
 def test_a_file_of_another_kind_is_said(tmp_path: Path, text: str) -> None:
     (tmp_path / "x").write_text(text)
