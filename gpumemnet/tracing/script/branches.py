@@ -3,8 +3,9 @@ goes, and the traces of the other ways.
 
 A place is read from the source around it.  An ``assert`` holds, and a branch that only raises is not
 taken.  A loop that waits for a value runs a few times and ends.  A branch that leaves a loop or a
-function is not taken at first.  Where one of two numbers is taken, it is that of the GPU.  Each
-other condition is false at first.  Then the script is traced once more with every condition the
+function is not taken at first.  Where one of two numbers is taken, it is that of the GPU.  What only
+decides what is printed or saved, such as the best number so far, goes one way.  Each other condition
+is false at first.  Then the script is traced once more with every condition the
 other way, and with single ones the other way; the largest counts.
 
 Where an error ends the script, a number that was read may be why, such as a length of 0: it is
@@ -47,13 +48,23 @@ _READ: Final = "read from the GPU"
 """Parts of notes on errors, and on values."""
 _Parents = dict[ast.AST, ast.AST | None]
 """The parent of each node of a file's code."""
+_TELLING: Final = (ast.Break, ast.Continue, ast.If, ast.Assign, ast.AugAssign, ast.Expr)
+"""Statements that may only tell something, after those that end a round of a loop."""
 _ENDS: Final = (ast.Break, ast.Return)
 _LEAVES: Final = (ast.Continue, ast.Break, ast.Return, ast.Raise)
 _SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)
 _TESTS: Final = (ast.Compare, ast.If, ast.IfExp, ast.While, ast.BoolOp, ast.Match, ast.Subscript)
 _ORDERS: Final = ("max", "min", "sorted")
 """Functions of Python that compare numbers and return them."""
-_CHOOSES: Final = (ast.Return, *_TESTS)
+_ACTS: Final = re.compile(
+    r"(?<!\w)(?!("
+    r"print|info|debug|(warn|log|write|add_(scal|text)|dump|copy|set_(desc|post))\w*|\w*save\w*"
+    r"|flush|format|join|exists|isdir|isfile|hasattr|ma?k\w*dirs?|float|int|str|round|abs|max|min|len|item|dict|time"
+    r"|any|all|sum|mean|norm|detach|cpu|numpy|deepcopy|(load_)?state_dict"
+    r")\()[\w\])]+\(|\.\w+ [-+*/]?= "
+)
+"""A call that does more than to tell or save something, or to make numbers and copies for that; or an
+attribute that gets a value, which other files may read."""
 _FINITE: Final = ("isnan", "isinf", "isfinite", "istft")
 """Functions that ask whether numbers are finite, or whether a window is nowhere 0."""
 
@@ -99,6 +110,7 @@ class Place:
         is_settled: whether it is always that.
         repeats: whether it decides how often a loop runs.
         is_chosen_by: whether the value that is read decides how the code goes on.
+        is_returned: whether the function returns it, so that who calls it decides.
         compares: whether it is a comparison.
         compared_with: a number that turns the comparison, if the code tells what it is compared
             with.
@@ -111,6 +123,7 @@ class Place:
     is_settled: bool = False
     repeats: bool = False
     is_chosen_by: bool = False
+    is_returned: bool = False
     compares: bool = False
     compared_with: float | None = None
     bounds: tuple[str, ...] = ()
@@ -120,6 +133,8 @@ class Place:
 def place_of(frame: FrameType) -> Place:
     """Return the place that ``frame`` runs."""
     place = _place(frame.f_code, frame.f_lasti, frame.f_lineno)
+    if place.is_returned and not place.is_chosen_by and frame.f_back:
+        return replace(place, is_chosen_by=place_of(frame.f_back).is_chosen_by)
     for name in place.bounds:
         with suppress(Exception):  # of the user's code, of any kind
             bound = eval(name, frame.f_globals, frame.f_locals)  # noqa: S307  # a name of the user's
@@ -189,9 +204,11 @@ def _place(code: CodeType, instruction: int, line: int) -> Place:
         node = getattr(node, "test", node)
         while isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             node = node.operand
+    statement = _statement(node, parents)
     place = Place(
         name,
         is_chosen_by=_is_chosen(node, parents),
+        is_returned=isinstance(statement, ast.Return),
         compares=isinstance(node, ast.Compare | ast.MatchValue),
         compared_with=_turning_number(node, parents),
     )
@@ -206,9 +223,7 @@ def _place(code: CodeType, instruction: int, line: int) -> Place:
             return replace(place, usual=usual != is_negated, is_settled=True)
         is_negated ^= isinstance(parent, ast.UnaryOp) and isinstance(parent.op, ast.Not)
         node = parent
-    if node is not getattr(parent, "test", None):
-        return place
-    if isinstance(parent, ast.Assert | ast.While):
+    if isinstance(parent, ast.Assert | ast.While) and node is parent.test:
         repeats = isinstance(parent, ast.While) and not _has_bound(parent)
         bounds = (*re.findall(r"<=? ([\w.]+)\)", ast.unparse(parent.test)),)
         usual = not is_negated
@@ -223,6 +238,10 @@ def _place(code: CodeType, instruction: int, line: int) -> Place:
             usual = leaves[1] != is_negated
             repeats = loop is not None and not _has_bound(loop, parent)
             return replace(place, usual=usual, is_settled=raises or waits, repeats=repeats)
+    if _only_tells(statement, parents):
+        # What is best so far is saved, since it may be loaded; counters and flags stay as they are.
+        counts = re.match(r"(?s)((?!el(se|if)\b).)*([-+]= |= True)", ast.unparse(statement))
+        return replace(place, usual=(counts is None) != is_negated, is_settled=True)
     return place
 
 
@@ -322,27 +341,56 @@ def _waits(node: ast.AST, parents: _Parents) -> ast.While | None:
 def _is_chosen(node: ast.AST, parents: _Parents) -> bool:
     """Whether a value that is read at ``node`` decides how the code goes on: in a test, or by the
     name that it gets."""
-    names: set[str] = set()
-    if any(map(_is_no_choice, (node, *_ancestors(node, parents)))):
+    names = _stored(_statement(node, parents)) - {""}
+    if any(map(_is_no_choice, (node, *_ancestors(node, parents)))) or _only_tells(node, parents):
         return False
     for parent in _ancestors(node, parents):
-        if isinstance(parent, _CHOOSES) and _deciding(parent, node) is node:
+        if isinstance(parent, _TESTS) and _deciding(parent, node) is node:
             return True
         node = parent
-        if isinstance(parent, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.NamedExpr):
-            targets = parent.targets if isinstance(parent, ast.Assign) else [parent.target]
-            stored = [each for target in targets for each in ast.walk(target)]
-            names |= {
-                _label(each) for each in stored if isinstance(getattr(each, "ctx", 0), ast.Store)
-            }
         if isinstance(parent, _SCOPES):
             tests = [each for each in ast.walk(parent) if isinstance(each, _TESTS)]
             return any(
-                _label(each) in names - {""} and not _is_no_choice(parents[each])
+                _label(each) in names
+                and not (_is_no_choice(parents[each]) or _only_tells(each, parents))
                 for test in tests
                 for each in ast.walk(_deciding(test, test))
             )
     return False
+
+
+def _only_tells(node: ast.AST, parents: _Parents) -> bool:
+    """Whether a condition at ``node`` decides only what is told or saved, and by counters when a loop
+    ends: no name that follows from it is used otherwise in its file."""
+    left = [_statement(node, parents)]
+    for code in left:  # it grows
+        told, around = getattr(code, "test", code), parents[code]
+        stored = _stored(told)
+        # A counter may end a loop, but no flag, and not the condition itself.
+        is_counted = isinstance(getattr(around, "test", 0), ast.Compare) and around is not left[0]
+        kinds = _TELLING if is_counted else _TELLING[2:]
+        if not isinstance(code, kinds) or "" in stored or _ACTS.search(ast.unparse(told)):
+            return False
+        if isinstance(code, ast.If):
+            left += code.body + code.orelse
+        for each in parents:
+            if isinstance(getattr(each, "ctx", 0), ast.Load) and _label(each) in stored:
+                using = _statement(each, parents)
+                left += [using] * (using not in left)
+    return True
+
+
+def _statement(node: ast.AST, parents: _Parents) -> ast.stmt:
+    """The statement that ``node`` is in."""
+    around = (node, *_ancestors(node, parents))
+    return next(each for each in around if isinstance(each, ast.stmt))
+
+
+def _stored(code: ast.AST) -> set[str]:
+    """The names that code gives values to; one is empty where it changes an element."""
+    return {
+        _label(each) for each in ast.walk(code) if isinstance(getattr(each, "ctx", 0), ast.Store)
+    }
 
 
 def _label(node: ast.AST) -> str:

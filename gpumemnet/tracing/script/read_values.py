@@ -445,7 +445,7 @@ class ReadValues(MissingValues):
 
         def taken(arg: Any) -> Any:
             if not isinstance(arg, Tensor):
-                return arg
+                return _plain(arg)
             is_one = not arg.is_meta and arg.numel() == 1
             return self._value_of(arg) if is_one else self._counts.get(arg, 0)
 
@@ -502,7 +502,9 @@ class ReadValues(MissingValues):
             return func in _ALWAYS
         if (func in _EQUAL or func in _UNEQUAL) and args[0] is args[1]:
             return func in _EQUAL  # not a number is the one value that is unlike itself
-        known = [self._known(arg, func) if isinstance(arg, Tensor) else arg for arg in args[:2]]
+        known = [
+            self._known(arg, func) if isinstance(arg, Tensor) else _plain(arg) for arg in args[:2]
+        ]
         if func in _ALL and known[0] is None and running_place() is None:
             return True  # PyTorch's own check of arguments
         if func in _SAME:

@@ -210,6 +210,11 @@ CONDITIONS = {
         "if not flag: other = block(256)\nif flag.item() == 1: other = block(128)"
     ),
     "failed": "if i: score = math.log10(0)\nkeep = block(256 * (i > 1))",
+    "told": (  # and saved, which decides nothing, as dividing by a number does not
+        "def of(loss): return loss.detach().cpu().numpy() / 2\nvalue = of(loss) + loss.item()\nbad = 0\n"
+        "if value < best:\n    best = value; torch.save(model.state_dict(), 'best.pt')\nelse: bad += 1\n"
+        "if bad > 3: break\nis_best = value > 5\nif is_best: print(value / loss)\nkeep = block(256)"
+    ),
     "skipped_step": "if loss < 1e6: keep = block(256)\nelse: continue",
 }
 MIXTURE = """import torch
@@ -274,7 +279,7 @@ def test_the_larger_way_is_found(name: str, answers: dict[str, Any]) -> None:
     assert isinstance(answer, dict), answer
     assert 256 <= answer["requested_bytes"] / MIB < 280
     assert any(f"{name}.py line" in note for note in answer["notes"])
-    ways = {"item": 1, "sliced": 0}  # which number is taken is no way
+    ways = {"item": 1, "sliced": 0, "told": 0}  # which number is taken is no way
     assert len(answer["branches"]) == ways.get(name, len(answer["branches"]))
 
 
