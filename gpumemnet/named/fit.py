@@ -613,16 +613,6 @@ def _words(asked: _Asked, method: Method, changed: Method) -> tuple[str, str]:
     return " + ".join(filter(None, words)).format(**after), stated
 
 
-def changed_methods(
-    model: NamedModel, method: Method, profile: DeviceProfile
-) -> Iterator[tuple[str, Method]]:
-    """Single changes of a method in words, in the order of their costs, and the changed method."""
-    asked = _Asked(model, profile)
-    for each in _steps(asked, method):
-        changed = replace(method, **each)
-        yield _words(asked, method, changed)[0], changed
-
-
 def _steps(asked: _Asked, method: Method) -> Iterator[Fields]:
     """Single changes, in the order of their costs."""
     if method.has_adapters and method.frozen_bytes > HALF_BYTES and not method.is_quantised:

@@ -8,24 +8,23 @@ first call does.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.atomic_files import Document, from_json
 from gpumemnet.cudnn.session import OFF
-from gpumemnet.errors import ExtractError, InvalidRequestError, MissingExtraError
+from gpumemnet.errors import InvalidRequestError
 from gpumemnet.extract.extraction import DEFAULT_GPU
 from gpumemnet.extract.factory import factory_request
-from gpumemnet.gpu import asked_profile, available_mib, verdict_of, with_available
+from gpumemnet.gpu import asked_profile, available_mib, with_available
 from gpumemnet.launchers.launch_line import PROGRAMS_MODULE, Launch
 from gpumemnet.named.catalogue import NamedModel, find_model
-from gpumemnet.named.exact import exact_peak, stated_job, trace_options
-from gpumemnet.named.fit import changed_methods, fit
+from gpumemnet.named.exact import stated_job, trace_options
+from gpumemnet.named.fit import fit
 from gpumemnet.named.methods import Method
 from gpumemnet.planner.plans import (
     DEFAULT_PLANNER,
-    Alternative,
     PlanAnswer,
     PlanRequest,
     plan_answer_from_dict,
@@ -235,10 +234,10 @@ def plan_named(
         ExtractError, InvalidRequestError, MissingExtraError: as :func:`gpumemnet.named.fit.fit` and
             :func:`plan_file`.
     """
-    model, gpu = find_model(name), request.trace.gpu
-    how = fit(model, gpu=gpu, **{"checkpointing": False, **method}).method
+    model = find_model(name)
+    how = fit(model, gpu=request.trace.gpu, **{"checkpointing": False, **method}).method
     job = stated_job(model, how, replace(request.trace, options=trace_options(how)))
-    answer = _asked(
+    return _asked(
         _plan_named,
         model.name,
         job,
@@ -246,48 +245,6 @@ def plan_named(
         deadline_seconds=deadline_seconds,
         progress=progress,
     )
-    if answer.before.fits or not request.with_alternatives:
-        return answer
-    others = _changed_jobs(model, how, gpu, progress)
-    return replace(answer, alternatives=(*answer.alternatives, *others))
-
-
-_HOW: Final = {
-    "kernels": "TrainingArguments(use_liger_kernel=True)",
-    "method": 'peft.LoraConfig(r={lora_rank}, target_modules="{lora_target}")',
-    "sequence_length": "SFTConfig(max_length={sequence_length})",
-    "frozen_bytes": "from_pretrained(…, dtype=torch.bfloat16)",
-}
-"""Field of a method that makes another model or other samples → what to write for Hugging Face's
-trainers; the other alternatives change the model as it is."""
-
-
-def _changed_jobs(
-    model: NamedModel, method: Method, gpu: DeviceProfile, progress: Progress | None
-) -> Iterator[Alternative]:
-    """Trace each change of the method that makes another model or other samples."""
-    before = asdict(method)
-    for text, changed in changed_methods(model, method, gpu):
-        after = asdict(changed)
-        names = [name for name in _HOW if after[name] != before[name]]
-        if not names:
-            continue
-        try:
-            peak = exact_peak(model, changed, gpu, progress)
-        except (ExtractError, MissingExtraError) as error:
-            _LOG.info("%s: cannot be traced: %s", text, error)
-            continue
-        change, _, cost = text.partition(" (")
-        yield Alternative(
-            name="_".join((names[0], str(after[names[0]]))),
-            change=change,
-            expected_bytes=peak.expected_bytes,
-            safe_bytes=peak.safe_bytes,
-            verdict=verdict_of(peak, gpu),
-            effect="no effect on results" if names[0] == "kernels" else "other results",
-            time=f"{cost.rstrip(')')}, estimated" if cost else "not modelled",
-            how=", ".join(_HOW[name] for name in names).format(**after),
-        )
 
 
 def _plan_named(document: Document) -> Document:
