@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from gpumemnet.atomic_files import write_output
 from gpumemnet.cli.options import (
@@ -24,19 +22,16 @@ from gpumemnet.cli.options import (
     named_values,
     training_settings,
 )
-from gpumemnet.cli.output import check_writable, print_facts, print_table
+from gpumemnet.cli.output import check_writable
 from gpumemnet.extract.extraction import (
     DEADLINE_SECONDS,
     DEFAULT_GPU,
     DEFAULT_OPTIONS,
-    Extraction,
     ExtractOptions,
     extract_file,
     extraction_to_dict,
 )
 from gpumemnet.job.json_codec import job_to_json
-
-_SHOWN_LAYERS: Final = 10
 
 
 def extract(
@@ -87,44 +82,10 @@ def extract(
         return
     if out is None:
         typer.echo(job_to_json(extraction.job), nl=False)
-    _show_extraction(extraction, Console(stderr=out is None))
-
-
-def _show_extraction(extraction: Extraction, console: Console) -> None:
-    """Prints the largest layers, the totals and the notes."""
     job = extraction.job
-    named = sorted(
-        zip(extraction.layer_names, job.layers, strict=True),
-        key=lambda pair: pair[1].activations,
-        reverse=True,
-    )
-    print_table(
-        console,
-        f"Largest of {len(job.layers):,} layers",
-        ("module", "kind", "outputs per sample", "parameters"),
-        [
-            (name or "(model)", layer.kind, layer.activations, layer.parameters)
-            for name, layer in named[:_SHOWN_LAYERS]
-        ],
-    )
-    facts = {
-        "family": job.family,
-        "batch size": job.batch_size,
-        "input elements per sample": job.input_elements,
-        "output elements per sample": job.total_activations,
-        "parameters": job.total_parameters,
-        "trainable parameters": job.trainable_parameters,
-        "activation function": job.activation_function,
-        "sequence length": job.sequence_length,
-    }
-    print_facts(
-        console,
-        "The job",
-        [
-            (name, f"{value:,}" if isinstance(value, int) else f"{value}")
-            for name, value in facts.items()
-            if value is not None
-        ],
+    typer.echo(
+        f"{job.family}, {len(job.layers):,} layers, {job.total_parameters:,} parameters",
+        err=out is None,
     )
     for note in extraction.notes:
-        console.print(Text(f"note: {note}"), soft_wrap=True)
+        typer.echo(f"note: {note}", err=out is None)

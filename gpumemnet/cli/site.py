@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 DRIFT_EXIT_CODE: Final = 10
 _SHOWN_COVERAGES: Final = (0.9, 0.95, 0.99)
-_SHOWN_FINDINGS: Final = 8
 
 Rows = Annotated[
     list[Path],
@@ -240,11 +239,8 @@ def _show_drift(report: DriftReport, notes: Sequence[str]) -> None:
                 "drift" if one.is_drift else "no drift",
                 f"{one.kind}: {one.sentence} (p {one.corrected:.2g})",
             )
-            for one in findings[:_SHOWN_FINDINGS]
+            for one in findings
         ]
-        if more := findings[_SHOWN_FINDINGS:]:
-            found = sum(one.is_drift for one in more)
-            facts.append(("", f"and {len(more)} more tests, {found} of drift"))
         print_facts(Console(), title, facts)
     for line in notes:
         typer.echo(line)

@@ -21,7 +21,7 @@ predicted:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from itertools import groupby
 from pathlib import Path
@@ -218,18 +218,11 @@ def plan_from_dict(document: object) -> Plan:
             f"has version {describe(document.get('version'))}, and this gpumemnet reads {PLAN_VERSION}",
             "plan",
         )
-    values = {name: value for name, value in document.items() if name not in ("format", "version")}
-    known = {each.name for each in fields(Plan)}
-    for name in sorted(known.symmetric_difference(values)):
-        problem = "is missing" if name in known else "is not a field of a plan"
-        raise InvalidRequestError(problem, f"plan.{name}")
-    for name in ("units", "notes"):
-        if not isinstance(values[name], list | tuple):
-            raise InvalidRequestError(
-                f"must be a list of texts, not {describe(values[name])}", f"plan.{name}"
-            )
-    values["decisions"] = checked_decisions(values["decisions"], "plan.decisions")
-    plan: Plan = from_json(Plan, values)
+    decisions = checked_decisions(document.get("decisions"), "plan.decisions")
+    try:
+        plan: Plan = from_json(Plan, {**document, "decisions": decisions})
+    except TypeError as error:
+        raise InvalidRequestError(f"is no plan: {error}", "plan") from None
     return plan
 
 

@@ -80,7 +80,7 @@ def test_without_a_file_the_job_goes_to_standard_output_and_the_table_does_not(
     assert job.channels_last
     assert job.cudnn_benchmark
     assert (job.gradient_accumulation, job.optimizer_implementation) == (3, "fused")
-    assert "Largest of 3 layers" in shown.err
+    assert "mlp, 3 layers, 57 parameters" in shown.err
 
 
 def test_programs_get_one_document_even_from_a_factory_that_prints(

@@ -30,10 +30,8 @@ def test_a_plan_is_the_same_after_json() -> None:
     ("change", "place"),
     [
         ({"decisions": {"blocks.0": "forget"}}, "plan.decisions"),
-        ({"units": "blocks.0"}, "plan.units"),
-        ({"colour": "red"}, "plan.colour"),
         ({"version": 2}, "plan"),
-        ({"gpu": ...}, "plan.gpu"),
+        ({"gpu": ...}, "plan"),
     ],
 )
 def test_a_wrong_plan_is_refused_with_its_field(change: dict[str, object], place: str) -> None:
