@@ -68,7 +68,7 @@ class Journal(ExitStack):
                         f"another campaign is running in {folder}: wait for it, or give another folder"
                     ) from None
                 self._file = opening.enter_context(path.open("ab", buffering=0))
-                self._file.truncate(_whole_lines(path))
+                self._file.truncate(path.read_bytes().rfind(b"\n") + 1)
             self.finished = {key for key, _ in _entries(path)}
             self.push(opening.pop_all())
 
@@ -165,12 +165,6 @@ def _entries(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
                 raise DatasetError(
                     f"{path}, line {number} is damaged: remove the line and run again"
                 ) from None
-
-
-def _whole_lines(path: Path) -> int:
-    """Length of the file up to its last line break, in bytes."""
-    data = path.read_bytes()
-    return data.rfind(b"\n") + 1
 
 
 @contextmanager

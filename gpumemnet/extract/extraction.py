@@ -94,17 +94,6 @@ def extraction_to_dict(extraction: Extraction) -> Document:
     return asdict(extraction) | {"job": job_to_dict(extraction.job)}
 
 
-def extraction_from_dict(document: Mapping[str, Any]) -> Extraction:
-    """The extraction of such an object.
-
-    Raises:
-        InvalidJobError: when its job is no valid job.
-    """
-    return Extraction(
-        job_from_dict(document["job"]), tuple(document["layer_names"]), tuple(document["notes"])
-    )
-
-
 UNUSED: Final = "(unused)"
 """Name of the last layer, which holds the parameters that no other layer uses."""
 
@@ -208,7 +197,9 @@ def extract_from(
         raise ExtractError("the model executes no known layer: its output is a view of its input")
     stated = options.job_fields()
     if options.attention_kernel is None:
-        stated["attention_kernel"] = attention_kernel_of(seen)
+        # A model that computes its scores itself runs the math kernel.
+        has_scores = attention_length(seen.calls) is not None
+        stated["attention_kernel"] = seen.attention_kernel or (MATH if has_scores else None)
     job = TrainingJob(
         **stated,
         family=family_of(seen.calls),
@@ -296,14 +287,6 @@ def attention_length(calls: Sequence[Call]) -> int | None:
     return max(lengths, default=None)
 
 
-def attention_kernel_of(seen: Walk) -> str | None:
-    """Return the kernel of most attention; ``math`` where the model computes its scores itself,
-    ``None`` without attention."""
-    if seen.attention_kernel is not None:
-        return seen.attention_kernel
-    return None if attention_length(seen.calls) is None else MATH
-
-
 def sequence_length_of(calls: Sequence[Call], inputs: Sequence[Tensor]) -> int | None:
     """Return tokens per sample: of a token input ``[batch, tokens]``, else of the longest attention
     or recurrent layer."""
@@ -376,7 +359,8 @@ def extract_file(
         purpose="extracting a job from a model",
         deadline_seconds=deadline_seconds,
     )
-    return extraction_from_dict(answer)
+    names, notes = tuple(answer["layer_names"]), tuple(answer["notes"])
+    return Extraction(job_from_dict(answer["job"]), names, notes)
 
 
 def _extract(request: Document) -> Document:

@@ -250,17 +250,14 @@ def context(profile: DeviceProfile) -> ContextEstimate:
         expected = largest.context_bytes
         bound = max(GENERIC_CONTEXT_BOUND_BYTES, expected + CONTEXT_GROWTH_BYTES)
         found = f"published for drivers since CUDA 12.2, not measured here: {largest.source}"
-    return ContextEstimate(expected, bound, found, _advice(expected))
-
-
-def _advice(expected_bytes: int) -> str:
-    """What an answer with an assumed context has to say; a limit must not promise in silence what a
-    driver that loads all kernels at once breaks by a gigabyte."""
-    return (
-        f"assumes a CUDA context of {expected_bytes // MIB:,} MiB, not the 1,024 MiB or more of drivers that load all kernels "
+    # A limit must not promise in silence what a driver that loads all kernels at once breaks by a
+    # gigabyte.
+    advice = (
+        f"assumes a CUDA context of {expected // MIB:,} MiB, not the 1,024 MiB or more of drivers that load all kernels "
         "at once; state yours with GPUMEMNET_CONTEXT_MIB or --context-mib (what nvidia-smi shows for a process after one "
         "small training step, less torch.cuda.memory_reserved())"
     )
+    return ContextEstimate(expected, bound, found, advice)
 
 
 def grown_context(context_bytes: int, source: str) -> ContextEstimate:

@@ -209,12 +209,9 @@ def job_to_dict(job: TrainingJob) -> Document:
     """Converts ``job`` to its JSON object; :func:`job_from_dict` returns an equal job."""
     names = ("schema_version", *(name for name in JOB_FIELDS if name != "schema_version"))
     document = {name: getattr(job, name) for name in names}
-    return document | {"layers": [layer_to_dict(layer) for layer in job.layers]}
-
-
-def layer_to_dict(layer: Layer) -> Document:
-    """Converts ``layer`` to its JSON object, without what is unknown."""
-    return {name: value for name, value in layer._asdict().items() if value is not None}
+    layers = (layer._asdict().items() for layer in job.layers)
+    known = [{name: value for name, value in items if value is not None} for items in layers]
+    return document | {"layers": known}
 
 
 def job_to_json(job: TrainingJob) -> str:

@@ -339,13 +339,6 @@ def plan_request(
     return answer
 
 
-def expected_budget(available_bytes: int, step: StepCosts) -> int:
-    """Return the expected bytes of a process that may use ``available_bytes``: less by the bound on
-    the context and by the share for what a trace does not see."""
-    outside, share = context(step.device), safety()["margins"][step.timeline.kind]
-    return int((available_bytes - outside.bound_bytes) / (1 + share)) + outside.expected_bytes
-
-
 def _holds(answer: TraceAnswer, budget_bytes: int) -> bool:
     """Whether a job stays within what is available if its process is limited to that.
 
@@ -373,7 +366,10 @@ def _fitting_plan(
     Raises:
         PlanError: no plan fits.
     """
-    budget = expected_budget(before.available_bytes, step)
+    # Less by the bound on the context and by the share for what a trace does not see.
+    outside, share = context(step.device), safety()["margins"][step.timeline.kind]
+    budget = int((before.available_bytes - outside.bound_bytes) / (1 + share))
+    budget += outside.expected_bytes
     available = format_bytes(before.available_bytes)
     target, too_small = budget, None
     for _ in range(_ATTEMPTS):

@@ -152,7 +152,9 @@ def collect(
         raise DatasetError(f"{given}: no row to learn from")
     rows = Dataset.concatenate([one for one, _ in parts])
     data = LabelledJobs.concatenate([one for _, one in parts])
-    first = _first_of_each(_identities(rows))
+    # Of measurements of the same job and options on the same GPU model and software, the first.
+    columns = map(rows.words, ("label_source", *IDENTITY))
+    first = _first_of_each([*zip(job_texts(rows.jobs), *columns, strict=True)])
     if len(first) < len(rows):
         reason = "the same job again, on the same GPU and software"
         refusals.append(Refusal("all files", len(rows) - len(first), reason))
@@ -196,12 +198,6 @@ def _first_of_each(keys: Sequence[object]) -> Indices:
     for position, key in enumerate(keys):
         chosen.setdefault(key, position)
     return np.array([*chosen.values()], dtype=np.int64)
-
-
-def _identities(rows: Dataset) -> list[object]:
-    """Equal for measurements of the same job and options on the same GPU model and software."""
-    columns = map(rows.words, ("label_source", *IDENTITY))
-    return [*zip(job_texts(rows.jobs), *columns, strict=True)]
 
 
 def _plausible_rows(rows: Dataset) -> tuple[Dataset, Counter[str]]:

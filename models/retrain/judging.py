@@ -135,7 +135,8 @@ def answers(release: Release, encoder: str, data: LabelledJobs) -> tuple[Array, 
             contexts = np.full(len(own), float(stated))
             predictor = Predictor(as_trained, context_bytes=stated)
         labels[own] = data.label_bytes[own] + contexts
-        gpu = _profiled_gpu(kind[1])
+        profile = known_profile(kind[1])
+        gpu = profile.name if profile else None  # the release's own
         with np.errstate(over="ignore"):
             table = predictor.predict_table(jobs.take(own), gpu=gpu, encoder=encoder)
         if count := sum(NO_NUMBER in table.reasons(row) for row in range(len(own))):
@@ -144,12 +145,6 @@ def answers(release: Release, encoder: str, data: LabelledJobs) -> tuple[Array, 
         safe = np.ma.filled(table.safe_bytes.astype(np.float64), capacity)
         found[:, own] = table.expected_bytes, np.minimum(safe, capacity)
     return labels, found
-
-
-def _profiled_gpu(gpu: str) -> str | None:
-    """The GPU if there is a profile of it, else ``None``, the release's own."""
-    profile = known_profile(gpu)
-    return None if profile is None else profile.name
 
 
 def dataset_hashes(bundle: Bundle) -> tuple[str, ...]:

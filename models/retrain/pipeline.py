@@ -137,7 +137,11 @@ class _Retraining:
             "seed": request.seed,
             "epochs": request.epochs,
             "encoders": list(request.encoders),
-            "code": code_version(),
+            "code": {
+                "gpumemnet": _version("gpumemnet"),
+                "sha256": code_hash(),
+                "packages": {name: _version(name) for name in _PACKAGES},
+            },
             "rule": asdict(RULE),
             "files": [asdict(file) for file in rows.files],
             "refused": [asdict(refusal) for refusal in rows.refusals],
@@ -337,15 +341,6 @@ def code_hash() -> str:
     )
     sources = [[str(path.relative_to(ROOT)), file_sha256(path)] for path in paths]
     return content_hash(sources, {name: _version(name) for name in _PACKAGES}, FEATURE_SCHEMA)
-
-
-def code_version() -> Document:
-    """The code in a lineage: package version, and hashes of the code itself."""
-    return {
-        "gpumemnet": _version("gpumemnet"),
-        "sha256": code_hash(),
-        "packages": {name: _version(name) for name in _PACKAGES},
-    }
 
 
 def _version(package: str) -> str:

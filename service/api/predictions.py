@@ -341,7 +341,15 @@ class PredictionApi:
 
     def models(self) -> list[Document]:
         """The loaded models, as ``GET /v1/models`` lists them."""
-        return [model_details(bundle) for bundle in self.predictor.bundles]
+        return [
+            {
+                **model_summary(bundle),
+                "gpu": bundle.card.gpu,
+                "coverages": bundle.card.coverages,
+                "card": bundle.card.document,
+            }
+            for bundle in self.predictor.bundles
+        ]
 
 
 def _in_order(
@@ -417,17 +425,6 @@ def model_summary(bundle: Bundle) -> Document:
         "family": card.family,
         "encoder": card.encoder,
         "training_data": {field: training_data.get(field) for field in TRAINING_DATA_FIELDS},
-    }
-
-
-def model_details(bundle: Bundle) -> Document:
-    """The model with its card, as ``GET /v1/models`` lists it."""
-    card = bundle.card
-    return {
-        **model_summary(bundle),
-        "gpu": card.gpu,
-        "coverages": card.coverages,
-        "card": card.document,
     }
 
 

@@ -227,7 +227,10 @@ def ensure_schema(url: URL) -> None:
     _make_folder(url)
     engine = make_engine(url, busy_seconds=MIGRATION_SECONDS)
     try:
-        found = None if _is_new(url) else revision(engine)
+        file = Path(url.database or "")
+        is_file = url.get_backend_name() == "sqlite"
+        is_new = is_file and not (file.exists() and file.stat().st_size)
+        found = None if is_new else revision(engine)
         check_revision(found, url)
         if found != HEAD:
             _migrate(engine)
@@ -299,12 +302,6 @@ def _make_folder(url: URL) -> None:
                 f"the folder {folder} of the database cannot be made ({error.strerror}): set "
                 "GPUMEMNET_DATABASE_URL to another database, or to 'off'"
             ) from None
-
-
-def _is_new(url: URL) -> bool:
-    """Whether it is an SQLite database that nobody has written to."""
-    file = Path(url.database or "")
-    return url.get_backend_name() == "sqlite" and not (file.exists() and file.stat().st_size)
 
 
 def cause_text(error: Exception) -> str:

@@ -157,7 +157,9 @@ def write_observations(connection: Connection, incoming: Sequence[Incoming]) -> 
     # could deadlock.
     ordered = sorted(rows.values(), key=lambda row: (row[-2], row[-3]))
     _insert(connection, OBSERVATIONS, ordered)
-    stored = _observations_by_key(connection, [incoming[index].key for index in rows])
+    keys = [incoming[index].key for index in rows]
+    question = select(OBSERVATIONS).where(OBSERVATIONS.c.idempotency_key.in_(keys))
+    stored = {(row.key_name, row.idempotency_key): row for row in connection.execute(question)}
     for index in rows:
         one = incoming[index]
         there = stored[one.key_name, one.key]
@@ -254,11 +256,6 @@ def _predictions_by_id(
         .where(PREDICTIONS.c.id.in_(identities))
     )
     return {row.id: (row.job_hash, row.family, row.gpu) for row in connection.execute(question)}
-
-
-def _observations_by_key(connection: Connection, keys: Sequence[str]) -> dict[tuple[str, str], Any]:
-    question = select(OBSERVATIONS).where(OBSERVATIONS.c.idempotency_key.in_(keys))
-    return {(row.key_name, row.idempotency_key): row for row in connection.execute(question)}
 
 
 def job_document(jobs: JobTable, row: int) -> bytes:

@@ -382,11 +382,6 @@ class ObservationStore:
             self._write_predictions(queued)
         return bool(queued)
 
-    def _write_named_predictions(self, identities: Iterable[str]) -> None:
-        """Write the queued predictions with these ids before the others."""
-        if queued := self._predictions.take_named(identities):
-            self._write_predictions(queued)
-
     def _write_predictions(self, queued: Sequence[_Queued]) -> None:
         try:
             jobs, rows = self._rows(queued)
@@ -427,9 +422,9 @@ class ObservationStore:
         if not group:
             return False
         QUEUE.set(len(self._waiting))
-        self._write_named_predictions(
-            {entry.incoming.observation.prediction_id or "" for entry in group}
-        )
+        named = {entry.incoming.observation.prediction_id or "" for entry in group}
+        if queued := self._predictions.take_named(named):
+            self._write_predictions(queued)
         replies = self._write_group(group)
         with self._lock:
             gone = {id(entry) for entry, _ in replies}
