@@ -507,12 +507,14 @@ def _over_branches(trace: TraceScript, end: float) -> tuple[TraceAnswer, Assumpt
             return replace(answer, notes=(*answer.notes, f"{_MADE_UP_NOTE}: {error}.")), MADE_UP
         raise error from None
     met = {each.name for each in first.phases}
-    went_on = any(each.startswith(WENT_ON) for each in first.notes)
+    went_on = {each for each in first.notes if each.startswith(WENT_ON)}
     is_suspect = went_on and monotonic() < end and any(_READ in each for each in first.notes)
     if first.error or is_suspect:
         with suppress(ExtractError):  # perhaps of a number that cannot be
             further = trace(MADE_UP)
             is_whole = met <= {each.name for each in further.phases}
+            # An error that is met either way does not follow from values.
+            is_whole &= first.error != further.error or not went_on <= {*further.notes}
             gains = further.safe_bytes - first.safe_bytes
             if is_whole and (gains > 0 or (gains == 0 and not further.error)):
                 note = f"{_MADE_UP_NOTE}{first.error and ': '}{first.error}."

@@ -141,6 +141,8 @@ class ScriptObserver:
         self.is_lower_bound = False
         """Whether time was up before enough steps."""
         self._passing = False
+        self._has_graph = False
+        """Whether a pass with gradients waits for its backward pass: others are a part of it."""
         self.first: Timeline | None = None
         """The record of the first steps, once they are over."""
         self.loaders = Loaders(
@@ -617,7 +619,8 @@ class ScriptObserver:
         self._end_whole_run()
         self.recorder.begin_pass()
         if self.first is not None and not self._stepping:
-            phase = "forward" if torch.is_grad_enabled() else self._generation.phase
+            self._has_graph |= torch.is_grad_enabled()
+            phase = "forward" if self._has_graph else self._generation.phase
             if not self._passing and phase != self.recorder.phase:
                 self._begin(phase)
         elif not self._started and torch.is_grad_enabled() and self.recorder.has_live_storages:
@@ -636,6 +639,8 @@ class ScriptObserver:
         if is_model and torch.is_grad_enabled() and self._started:
             shapes = [each.shape for each in tensors_in(arguments) if each.ndim]
             given = shapes or self._inputs  # which the script has set beforehand
+            if {each.requires_grad for each in tensors_in(output)} == {False}:  # samples of it
+                given = []
             shape = ", ".join("x".join(map(str, each)) for each in given)
             if self._trained is not None:
                 self._trained.called(module, arguments)
@@ -656,6 +661,7 @@ class ScriptObserver:
         return known if is_told else max(sizes)
 
     def _begin(self, phase: str) -> None:
+        self._has_graph &= phase == "forward"
         cudnn: Any = torch.backends.cudnn
         tf32 = cudnn.conv.fp32_precision == "tf32"  # the older name fails once this one is set
         self.recorder.use_platform(

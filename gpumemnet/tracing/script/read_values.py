@@ -387,6 +387,12 @@ class ReadValues(MissingValues):
             return
         if func is torch.cat and any(each in self._masks for each in args[0]):
             self._masks[last] = sum(map(self._selected, args[0])) / _size(last)
+        if (
+            func in _NOT
+            and self._decisions.assumptions.selected_share < 1
+            and args[0] in self._masks
+        ):
+            self._masks[last] = 1 - self._masks[args[0]]  # the safe bytes hold all
         if func in _EQUAL and last.ndim == 1 and 0 in (each.ndim for each in tensors):
             self._masks[last] = 1 / _size(last)  # such as the rank of a label
         if func in _EQUAL and self._orders:

@@ -347,7 +347,7 @@ def run_script(call: ScriptCall) -> ScriptRun:
                 raise
         except SystemExit as error:
             ended = f"{user_location(error)}: sys.exit({error.code!r})"
-            if isinstance(error.__context__, Exception):  # such as of Hydra
+            if error.code and isinstance(error.__context__, Exception):  # such as of Hydra
                 ended = observer.error = fault_sentence(error.__context__)
         except Exception as error:
             if observer.first is None and not observer.loops.left:
@@ -455,6 +455,8 @@ def _remedy(error: BaseException, call: ScriptCall) -> str:
         package = error.name.partition(".")[0]
         if package == "deepspeed":  # its compiled operators are not needed
             return "; a trace runs DeepSpeed's own engine: DS_BUILD_OPS=0 pip install deepspeed"
+        if package in sys.modules:
+            return f"; it is a part of another version of {package!r}"
         remedy = f"; install what provides {package!r} where gpumemnet is installed"
         if "cuda" in package or package.endswith(("_ext", "_C")):  # compiled for a GPU
             remedy += f"; {COMPILED}"

@@ -160,7 +160,7 @@ CONDITIONS = {
         "assert torch.cat([x, x])[torch.cat([m, m])].shape[0] == 2 * len(kept)\n"
         "k, f = torch.arange(64).cuda() < 9, (x * loss)[:, 0]\nf[~k] = 0\n"
         "for u in (k & m, k * m, f > 0, f.masked_fill(~k, 0) != 0, torch.where(k, f, 0) * f != 0):\n"
-        "    assert len(x[u]) == int(u.sum()) == 9\nkeep = block(256)"
+        "    assert len(x[u]) == int(u.sum()) == 9\nassert len(x[~(k & m)]) in (64, 55)\nkeep = block(256)"
     ),
     "patches": (  # as many as where no pixel is 0
         "o = ((torch.rand(32, 3, 256, 256).cuda() * loss).sum(1) != 0).float()[:, None]\n"

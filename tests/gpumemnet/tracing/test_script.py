@@ -103,6 +103,8 @@ _CHAIN = "line 4: KeyError: 'depth'; this led to ValueError: no such model"
             "import sys\ntry:\n  {}['task']\nexcept KeyError:\n  sys.exit(1)",
             "line 3: KeyError: 'task'",
         ),
+        ("try:\n  {}['task']\nexcept KeyError:\n  raise SystemExit(0)", "sys.exit(0)"),
+        ("import torch._six", "a part of another version of 'torch'"),
         ("this is no python", "is no valid Python"),
         (
             "import torch\ntorch.distributed.init_process_group('nccl')",

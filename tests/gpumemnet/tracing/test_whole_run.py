@@ -403,6 +403,26 @@ optimizer = torch.optim.SGD(model.parameters())
         2 * 64 + 2 * 256 + WORKSPACE,
         "evaluation",
     ),
+    "taught": Case(  # a teacher's pass is a part of the step, and samples are no batch
+        """
+class Sampled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = wide(1)
+    def forward(self, x):
+        with torch.set_grad_enabled(x.ndim == 2): return self.model(x)
+model, teacher = Sampled(), wide(1)
+optimizer = torch.optim.SGD(model.parameters())
+for i in range(9):
+    x = torch.randn(2048, 4096).cuda()
+    y = model(x)
+    with torch.no_grad(): z = teacher(x)
+    step(optimizer, (y - z).mean())
+    model(x[None, :9])
+""",
+        3 * 64 + 6 * 32,
+        3 * 64 + 6 * 32 + WORKSPACE,
+    ),
     "phases": Case(  # the last of two networks that train: as "generator"
         """
 def train(model):
@@ -884,10 +904,13 @@ def test_the_whole_run_counts(name: str, answers: dict[str, Any]) -> None:
         "collated": "error",
         "exits": "a process",
         "drawn": "runs at a later step",
+        "taught": "different shapes",
     }
     assert name not in false or false[name] not in " ".join(answer["notes"])
     if name in ("exits", "in_order"):
         assert "generation" not in {phase["name"] for phase in answer["phases"]}
+    if name == "taught":
+        assert "evaluation" not in {phase["name"] for phase in answer["phases"]}
     if name == "in_order":
         assert sum("read from the GPU" in note for note in answer["notes"]) == 1
     assert "the peak is not" not in str(answer["notes"]) or "step 1," not in str(answer["notes"])
