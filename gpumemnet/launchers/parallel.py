@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from gpumemnet.errors import ExtractError
 from gpumemnet.extract.checkpointing import blocks
 from gpumemnet.extract.known_layouts import argument_tensors
-from gpumemnet.extract.module_calls import map_tensors
+from gpumemnet.extract.module_calls import map_tensors, tensors_in
 from gpumemnet.torch_private import training as names
 from gpumemnet.torch_private.names import (
     OWN_DICTS,
@@ -227,20 +227,25 @@ def data_parallel_forward(note: Callable[[str], None]) -> Callable[..., Any]:
     def forward(parallel: nn.DataParallel[Any], *inputs: Any, **kwargs: Any) -> Any:
         ranks, dimension = len(parallel.device_ids) or 1, parallel.dim
         shares, named = parallel.scatter(inputs, kwargs, parallel.device_ids or [0])
-        if ranks == 1:
+        if len(shares) == 1:
             return parallel.module(*shares[0], **named[0])
         note(
             f"DataParallel: the first of {ranks} GPUs; the sum of the gradients may take as much as they do for a moment"
         )
+        tensors = zip(tensors_in((inputs, kwargs)), tensors_in((shares[0], named[0])), strict=False)
+        sizes = ([each.shape[dimension] for each in pair] for pair in tensors if pair[0].ndim)
+        samples, of_share = next(sizes, (len(shares), 1))
 
         module, kind = parallel.module, type(parallel)
         if "replicate" in vars(parallel) or kind.replicate is not nn.DataParallel.replicate:
             module = parallel.replicate(module, parallel.device_ids[:1])[0]  # it may switch layers
 
         def gathered(tensor: Tensor) -> Tensor:
+            share, along = (tensor, dimension) if tensor.ndim else (tensor[None], 0)
+            per_sample, rest = divmod(share.shape[along], of_share)  # else of each GPU, as a loss
             gather: Any = Gathered.apply
             whole: Tensor = gather(
-                tensor if tensor.ndim else tensor[None], ranks, dimension if tensor.ndim else 0
+                share, len(shares) * share.shape[along] if rest else samples * per_sample, along
             )
             return whole
 
@@ -253,11 +258,11 @@ class Gathered(torch.autograd.Function):
     """The outputs of all GPUs in one tensor; its gradient is the first GPU's share."""
 
     @staticmethod
-    def forward(ctx: Any, share: Tensor, ranks: int, dimension: int) -> Tensor:
+    def forward(ctx: Any, share: Tensor, length: int, dimension: int) -> Tensor:
         """Allocate the gathered tensor beside the share."""
         ctx.dimension, ctx.length = dimension, share.shape[dimension]
         shape = list(share.shape)
-        shape[dimension] *= ranks
+        shape[dimension] = length
         return share.new_empty(shape)
 
     @staticmethod

@@ -365,12 +365,18 @@ class Recorder(DispatchMode):
     def levels_since(self, start: int) -> tuple[int, int]:
         """Return the most bytes on the GPU since the event ``start``, and those now."""
         level = top = end = self.live_bytes()
-        for event in reversed(self._events[start:]):
-            if event != EMPTY_CACHE:
-                size = self._storages[max(event, ~event)].size_bytes
-                level += -size if event >= 0 else size
-                top = max(top, level)
+        for change in reversed(self.changes(start)):
+            level -= change
+            top = max(top, level)
         return top, end
+
+    def changes(self, start: int, end: int | None = None) -> list[int]:
+        """Return the bytes of each allocation between two events, and those of releases below 0."""
+        return [
+            self._storages[event].size_bytes if event >= 0 else -self._storages[~event].size_bytes
+            for event in self._events[start:end]
+            if event != EMPTY_CACHE
+        ]
 
     def entered_module(self, module: object) -> None:
         """Callback for :class:`ModulePath`: autograd nodes made from here on belong to the module

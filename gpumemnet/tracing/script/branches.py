@@ -116,6 +116,7 @@ class Place:
             with.
         bounds: what elements stay below as long as a loop runs, such as a number of steps.
         rounds: how often a loop runs.
+        ends_range: whether it ends a loop over a range.
     """
 
     name: str
@@ -128,6 +129,7 @@ class Place:
     compared_with: float | None = None
     bounds: tuple[str, ...] = ()
     rounds: int = ROUNDS
+    ends_range: bool = False
 
 
 def place_of(frame: FrameType) -> Place:
@@ -233,11 +235,14 @@ def _place(code: CodeType, instruction: int, line: int) -> Place:
         leaves = [isinstance(end, _LEAVES) or _fails(end) for end in ends]
         if leaves[0] != leaves[1]:
             raises = _fails(ends[leaves[1]])
-            loop = None if raises else _waits(parent, parents)
-            waits = loop is not None
+            left = None if raises else _left_loop(parent, parents)
+            waits = isinstance(left, ast.While)
             usual = leaves[1] != is_negated
-            repeats = loop is not None and not _has_bound(loop, parent)
-            return replace(place, usual=usual, is_settled=raises or waits, repeats=repeats)
+            repeats = isinstance(left, ast.While) and not _has_bound(left, parent)
+            place = replace(place, usual=usual, is_settled=raises or waits, repeats=repeats)
+            over = ast.unparse(left.iter) if isinstance(left, ast.For) else ""
+            is_end = isinstance(ends[leaves[1]], _ENDS)
+            return replace(place, ends_range=is_end and "range(" in over)
     if _only_tells(statement, parents):
         # What is best so far is saved, since it may be loaded; counters and flags stay as they are.
         counts = re.match(r"(?s)((?!el(se|if)\b).)*([-+]= |= True)", ast.unparse(statement))
@@ -330,12 +335,10 @@ def _ancestors(node: ast.AST, parents: _Parents) -> Iterator[ast.AST]:
         node = parent
 
 
-def _waits(node: ast.AST, parents: _Parents) -> ast.While | None:
-    """Return the ``while`` loop that ``node`` ends, if it does."""
-    for parent in _ancestors(node, parents):
-        if isinstance(parent, (ast.While, ast.For, *_SCOPES)):
-            return parent if isinstance(parent, ast.While) else None
-    return None
+def _left_loop(node: ast.AST, parents: _Parents) -> ast.AST | None:
+    """Return the loop or function that ``node`` ends."""
+    kinds = (ast.While, ast.For, *_SCOPES)
+    return next((each for each in _ancestors(node, parents) if isinstance(each, kinds)), None)
 
 
 def _is_chosen(node: ast.AST, parents: _Parents) -> bool:

@@ -162,6 +162,8 @@ class _Changing(ast.NodeTransformer):
             case ast.BinOp(op=ast.Mod()) as rest:
                 is_left = ast.Compare(rest, [ast.NotEq()], [ast.Constant(0)])
                 node.test = ast.copy_location(is_left, rest)
+            case ast.BoolOp(values=parts):
+                parts.sort(key=lambda part: not _counts_alone(part, parts))
         node.test = self.visit(node.test)
         if is_amount:
             due: ast.expr = _call(DUE, ast.Constant(place))
@@ -317,6 +319,16 @@ def _numbers(code: ast.AST) -> Iterator[ast.expr | None]:
                     yield from _numbers(each)
         case _:
             yield None
+
+
+def _counts_alone(part: ast.expr, parts: list[ast.expr]) -> bool:
+    """Whether a part of a test compares a number that no other part names, and others call what may
+    read values: it is asked first, as nothing else may tell at which number it changes."""
+    texts = [ast.unparse(each) for each in parts if each is not part]
+    numbers = [*_numbers(part)] if isinstance(part, ast.Compare) else []
+    names = [ast.unparse(each) if each else "" for each in numbers]
+    calls = any("(" in text for text in texts)
+    return bool(names) and calls and not any(name in text for name in names for text in texts)
 
 
 def _compares_amounts(test: ast.expr) -> bool:

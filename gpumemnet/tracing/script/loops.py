@@ -35,7 +35,7 @@ from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
-from itertools import count, islice, takewhile
+from itertools import count, islice, pairwise, takewhile
 from math import inf
 from pathlib import Path
 from threading import current_thread, main_thread
@@ -55,7 +55,7 @@ from gpumemnet.torch_private.names import Function, sees_functions
 from gpumemnet.torch_private.script import FETCHING_FILE, TRAINING_FILES
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.script import changed_code as code
-from gpumemnet.tracing.script.branches import is_guarded
+from gpumemnet.tracing.script.branches import ROUNDS, is_guarded
 from gpumemnet.tracing.script.gathered import Gathered, bytes_of_queues
 from gpumemnet.tracing.script.longest_batch import time_to_read
 from gpumemnet.tracing.script.read_values import type_of
@@ -268,6 +268,8 @@ class Loops:
         self._asked: dict[Hashable, tuple[tuple[int, int], int, tuple[float, ...]]] = {}
         """Place of a condition → the step and batch at which it was asked for last, how often
         before, and the first numbers: each of several milestones is a condition of its own."""
+        self._asks: defaultdict[Hashable, list[int]] = defaultdict(list)
+        """Place and step → the events at which a value was read there."""
         self._vary: set[Hashable] = set()
         """Places of conditions on numbers that are no counters, such as letters of a text."""
         self.waiting: dict[str, None] = {}
@@ -370,7 +372,8 @@ class Loops:
                 if place in self.training:
                     # Conditions on another counter than a loop's own number wait for its next rise.
                     of_epochs = 1 if loop.numbers else _RISES
-                    enough = of_epochs if loop.is_outer else _CALM_ROUNDS_OF_TRAINING
+                    is_slow = second - before[0] > _LESS_SECONDS
+                    enough = of_epochs if loop.is_outer or is_slow else _CALM_ROUNDS_OF_TRAINING
                     is_done = has_trained and calm >= enough
                     # Other numbers bring something else, and epochs were cut for them.
                     is_over = is_done or bool(
@@ -406,7 +409,7 @@ class Loops:
                     if place in self.training:
                         yield from loop.rest(second - before[0], self._recorder.live_bytes)
                         yield from self._longest(loop, iterator)
-                        for left in () if loop.left is None else (2, 1):
+                        for left in () if loop.left is None else (2, 1)[is_slow:]:
                             loop.left = left
                             yield 0
                         grown, number, apart = loop.cycle
@@ -554,13 +557,7 @@ class Loops:
             self.waiting.pop(known.line, None)
         if not self.has_stepped:
             known.first, known.last = known.first or values, values
-        if (
-            is_met
-            or asked in self._vary
-            or step == known.step
-            or not self.has_stepped
-            or self._is_inside()
-        ):
+        if is_met or asked in self._vary or step == known.step or not self.has_stepped:
             return holds
         last, steps = known.last or values, step - known.step
         known.met(step, values)
@@ -612,6 +609,19 @@ class Loops:
             self.turned[f"{known.line}, at {value:,}"] = self._recorder.now()
             return at(found)
         return holds
+
+    def is_still(self, place: str) -> bool:
+        """Whether the last two rounds of a loop, each of which asks at ``place`` for a value, did the
+        same on the GPU and left nothing: it may end, as one does that comes to a fixed point."""
+        asked = self._asks[place, self.trained()]
+        asked.append(self._recorder.now())
+        if len(asked) < ROUNDS:
+            return False
+        first, second = (self._recorder.changes(*events) for events in pairwise(asked[-3:]))
+        is_still = bool(first) and first == second and not sum(first)
+        if is_still:
+            asked.clear()
+        return is_still
 
     def _rounds_left(self) -> float:
         """Return how many rounds are left of loops over ranges, if all that run are such loops."""

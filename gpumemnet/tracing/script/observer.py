@@ -61,6 +61,7 @@ from gpumemnet.tracing.script.whole_run import (
     MORE_SECONDS,
     MORE_STEPS,
     REST_SECONDS,
+    REST_STEPS,
     STEPS_OF_ANOTHER,
     Loaders,
     WholeRun,
@@ -196,6 +197,8 @@ class ScriptObserver:
         """Whether an optimizer was made once the script had trained for as long as is wanted."""
         self._end = self._counted_from = 0
         self._counted_at = 0.0
+        self._ended = self._last_step = 0, 0.0
+        """Events and CPU time at the end of the last step, and those that it took."""
 
     @property
     def has_enough_steps(self) -> bool:
@@ -490,6 +493,8 @@ class ScriptObserver:
     def _end_step(self) -> None:
         """End a step, and the script after the steps of its whole run."""
         self._boundaries += 1
+        (events, seconds), self._ended = self._ended, (self.recorder.now(), process_time())
+        self._last_step = self._ended[0] - events, self._ended[1] - seconds
         self._inputs.clear()
         self.loaders.trained()
         if self.loaders.is_over is False:  # a library trains another network
@@ -513,6 +518,7 @@ class ScriptObserver:
         events = self.recorder.now() - self._counted_from
         is_long = self.recorder.phase == GENERATION or self.loops.has_trained
         most = MORE_EVENTS_OF_GENERATION if is_long else MORE_EVENTS
+        most = max(most, REST_STEPS * self._last_step[0] * self.loops.has_trained)
         seconds = process_time() - self._counted_at
         is_late = seconds > self.more_seconds / 2 and not self.loops.has_trained  # slow steps
         is_enough = (
@@ -539,7 +545,8 @@ class ScriptObserver:
 
     def _begin_rest(self) -> None:
         """What follows the steps has time of its own from now on."""
-        shorten_alarm(min(REST_SECONDS, self.more_seconds) or REST_SECONDS)
+        slow = min(REST_STEPS * self._last_step[1], REST_STEPS // 2 * self.more_seconds)
+        shorten_alarm(max(min(REST_SECONDS, self.more_seconds), slow) or REST_SECONDS)
 
     def _gives(self, what: str) -> None:
         """A data loader gives a batch that was chosen: the next step trains on it."""

@@ -142,6 +142,8 @@ class ReadValues(MissingValues):
     def __init__(self, *, assumed: Callable[[], Assumptions], best_effort: bool) -> None:
         self._assumed_ways = assumed
         self._best_effort = best_effort
+        self.is_still: Callable[[str], bool] = lambda place: False
+        """Whether the rounds of a loop that asks at a place do nothing new."""
         self.sentences: dict[str, str] = {}
         self._truths: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
         self._decided: MutableMapping[Tensor, tuple[int, bool]] = WeakTensorKeyDictionary()
@@ -245,6 +247,7 @@ class ReadValues(MissingValues):
         if place is None:  # PyTorch's own code
             return usual
         taken = self._decisions.decide(place, usual, is_likely=is_likely)
+        taken ^= place.ends_range and taken == place.usual and self.is_still(place.name)
         self.note(f"a condition on values of the GPU was taken to be {str(taken).lower()}")
         return taken
 

@@ -322,6 +322,7 @@ def run_script(call: ScriptCall) -> ScriptRun:
         call.trained,
         checkpoint.reach,
     )
+    values.is_still = observer.loops.is_still
     observer.recorder.begin("build")
     file = call.script
 

@@ -31,6 +31,7 @@ class Copied(nn.DataParallel):
     def replicate(self, module, devices): return [nn.Flatten(0)]
 assert nn.DataParallel(nn.Identity())(torch.ones(2)).is_cuda
 assert Copied(nn.Identity(), [0, 1])(torch.ones(2, 2)).ndim == 1
+assert nn.DataParallel(nn.Identity(), [0, 1])(torch.ones(3, 2)).shape == (3, 2)
 class Kind(torch.Tensor): pass
 assert pickle.loads(pickle.dumps(torch.cuda.device_count))() == 2
 assert (open.__name__, print.__name__) == ("open", "print")
@@ -38,6 +39,9 @@ model = nn.Linear(256, 256).cuda()
 with torch.inference_mode(): score = model.bias.sum()
 float(score)
 assert not torch.equal(model.weight, model.bias)
+for i in range(100):  # until it has come to a fixed point
+    if (model.weight @ model.bias).norm() < 1e-6: break
+assert i == 3
 torch.backends.cudnn.rnn.fp32_precision = "ieee"  # since then nothing says what allow_tf32 is
 empty = nn.Linear(16384, 16384).to("meta").bias
 assert empty.is_meta and not torch.empty_like(empty, device="cpu").is_meta

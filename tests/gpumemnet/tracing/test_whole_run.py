@@ -388,6 +388,25 @@ while it < 5000:
         2 * 64 + 3 * 128 + WORKSPACE + 4,
         "(it > ends)",
     ),
+    "behind": Case(  # a counter behind a condition on values, in a module: weights, gradients, input
+        """
+class Late(nn.Module):
+    def __init__(self): super().__init__(); self.layer = wide(1)
+    def forward(self, x, it):
+        y = self.layer(x[:64])
+        if (y != 0).all() and it > 5000: y = self.layer(x)
+        return y.mean()
+model, it = Late(), 0
+optimizer = torch.optim.SGD(model.parameters())
+for epoch in range(1000):
+    for batch in DataLoader(TensorDataset(torch.zeros(1).expand(32768, 4096)), 8192):
+        it += 1
+        step(optimizer, model(batch[0].cuda(), it))
+""",
+        2 * 64 + 2 * 128,
+        2 * 64 + 4 * 128 + WORKSPACE + 4,
+        "(it > 5000)",
+    ),
     "ended_itself": Case(  # later; what follows the loop: weights, gradients, input and output
         """
 model, i = wide(1), 0
