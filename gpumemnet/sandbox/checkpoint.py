@@ -48,18 +48,25 @@ _BEGINNING: Final = (
 _EXIT: Final = os._exit
 _CLOCK_STEP_SECONDS: Final = 0.01
 """Files may be dated this much earlier than they are written."""
-_own, _start = 0, 0.0
+_own, _start, _first_start = 0, 0.0, 0.0
 
 
-def take_process() -> None:
-    """Let this process be the one that runs the user's code."""
-    global _own, _start
+def take_process(first_start: float = 0.0) -> None:
+    """Let this process be the one that runs the user's code; others may have run it since
+    ``first_start``."""
+    global _own, _start, _first_start
     _own, _start = os.getpid(), time() - _CLOCK_STEP_SECONDS
+    _first_start = first_start or _start
 
 
 def started() -> float:
     """When this process began to run the user's code: what changed before is not its own."""
     return _start
+
+
+def is_of_earlier_copy(path: Path) -> bool:
+    """Whether a file or folder was changed last while the code ran for an earlier request."""
+    return _first_start <= path.stat().st_ctime < _start
 
 
 def is_own_process() -> bool:
@@ -97,7 +104,7 @@ class _Requests:
         positions = dict(_positions())
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        held, drawn = list(_held_locks()), random.getstate()
+        held, drawn, first = list(_held_locks()), random.getstate(), time()
         while copy := os.fork():
             status = os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
             os.write(self.envelope["statuses"], f"{status}\n".encode())
@@ -107,7 +114,7 @@ class _Requests:
             if not line:
                 _EXIT(0)
             self.envelope = json.loads(line)
-        take_process()
+        take_process(first - _CLOCK_STEP_SECONDS)
         for lock in held:
             lock.acquire()
         random.setstate(drawn)  # a copy has a new one

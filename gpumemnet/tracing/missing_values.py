@@ -260,6 +260,17 @@ def _repeated(times: Tensor, *, output_size: int | None = None) -> _Guessed:
     return _empty(output_size or times.numel()), "was taken to repeat each element once"
 
 
+def _least_squares(matrix: Tensor, right: Tensor, *others: Any, **named: Any) -> _Guessed:
+    """On CUDA the driver is gels: no ranks, no singular values."""
+    *batch, rows, columns = matrix.shape
+    several = right.shape[len(batch) + 1 :]
+    of_columns = _empty(*batch, *several, dtype=matrix.dtype)
+    none = _empty(0, dtype=matrix.dtype)
+    solution = _empty(*batch, columns, *several, dtype=matrix.dtype)
+    residuals = of_columns if rows > columns else none
+    return (solution, residuals, _empty(0), none), "was taken to have a solution"
+
+
 def _alike(tensor: Tensor, *others: Any) -> _Guessed:
     return meta_like(tensor), "was taken to return a tensor like its first"
 
@@ -287,6 +298,7 @@ _GUESSES: Final[Mapping[str, _Guess]] = {
     "aten::allclose": _true,
     "aten::bincount": _counts,
     "aten::_pack_padded_sequence": _packed,
+    "aten::linalg_lstsq": _least_squares,
     "aten::repeat_interleave": _repeated,
     "aten::_nested_tensor_from_mask_left_aligned": _not_nested,
     **dict.fromkeys(("aten::_sample_dirichlet", "aten::_dirichlet_grad"), _alike),

@@ -478,6 +478,8 @@ PyTorch's name for it is ``MAX_ATOMIC_ACCUM_BLOCKS_PER_SM``.
 SMALL_SORT: Final = 4096
 """Up to this number of elements, a slice is sorted in place (``should_use_small_sort``)."""
 MANY_SEGMENTS: Final = 128
+LONG_SEGMENT: Final = 1_000_000
+"""Below this number of slices they are sorted all at once; from this length on one by one."""
 INDEX_BYTES: Final = 8
 
 
@@ -555,27 +557,36 @@ def _sort(call: Call) -> Scratches:
         return ()
     dim = call.arguments["dim"] % tensor.dim()
     length = tensor.shape[dim]
+    copied = tensor_bytes(tensor) if length > SMALL_SORT and tensor.stride(dim) != 1 else 0
+    return (*exactly("copy", copied), *_sorting(tensor.numel(), length, tensor.element_size()))
+
+
+def _sorting(count: int, length: int, key_bytes: int) -> Scratches:
+    """What ``launch_stable_sort_kernel`` of ATen/native/cuda/SortStable.cu takes."""
+    pair_bytes = key_bytes + INDEX_BYTES
     if length <= SMALL_SORT:
         return ()
-    key_bytes, count = tensor.element_size(), tensor.numel()
-    copy = exactly("copy", 0 if tensor.stride(dim) == 1 else tensor_bytes(tensor))
-    if (
-        count // length < MANY_SEGMENTS
-    ):  # all slices at once: (index, slice) pairs, twice, and the keys
-        return (
-            *copy,
-            *exactly("sort", 2 * count * 8),
-            *exactly(
-                "sort", count * key_bytes + radix_sort_bytes(count, key_bytes + 8), held=False
-            ),
-        )
+    if length < count < MANY_SEGMENTS * length and length < LONG_SEGMENT:
+        # all slices at once: (index, slice) pairs, twice, and the keys
+        full = count * key_bytes + radix_sort_bytes(count, key_bytes + 8)
+        return (*exactly("sort", 2 * count * 8), *exactly("sort", full, held=False))
+    if length < count and length < LONG_SEGMENT:
+        length = count  # else one slice after the other
+    sorted_bytes = length * INDEX_BYTES + radix_sort_bytes(length, pair_bytes)
+    return exactly("sort", sorted_bytes, held=False)
+
+
+def _topk(call: Call) -> Scratches:
+    """Above :data:`SMALL_SORT` what was found is sorted by itself, see ATen/native/cuda/TensorTopK.cpp."""
+    tensor: Tensor = call.arguments["self"]
+    k: int = call.arguments["k"]
+    if not (tensor.dim() and call.arguments["sorted"] and k > SMALL_SORT):
+        return ()
+    count = tensor.numel() // tensor.shape[call.arguments["dim"]] * k
     return (
-        *copy,
-        *exactly(
-            "sort",
-            length * INDEX_BYTES + radix_sort_bytes(length, key_bytes + INDEX_BYTES),
-            held=False,
-        ),
+        *exactly("sorted", count * (tensor.element_size() + INDEX_BYTES)),
+        *_sorting(count, k, tensor.element_size()),
+        *exactly("gather", count * INDEX_BYTES, held=False),
     )
 
 
@@ -588,5 +599,6 @@ SCRATCH_RULES.update(
         aten._unsafe_index_put.default: _indexed_write,
         aten.sort.default: _sort,
         aten.sort.stable: _sort,
+        aten.topk.default: _topk,
     }
 )

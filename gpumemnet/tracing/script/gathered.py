@@ -51,19 +51,23 @@ class Gathered:
             for each in _lists(frame)
         }
 
-    def go_on(self, frame: FrameType, number: int, rounds: int) -> None:
+    def go_on(self, frame: FrameType, number: int, rounds: int, *, trains: bool = False) -> None:
         """Add what ``rounds`` more would, where the last two have added as many entries.
 
         Args:
             frame: as in :meth:`learn`.
             number: that of the last round, from which nothing was learnt yet.
             rounds: those that are left out.
+            trains: whether the loop trains: what that keeps of tensors counts otherwise.
         """
         if number != self._number + 1:
             return
+        self._number += rounds
         for each in _lists(frame):
             length, rise = self._lengths.get(id(each), (0, 0))
-            if 0 < rise == len(each) - length and rise * rounds <= _MOST_ENTRIES:
+            self._lengths[id(each)] = len(each) + rounds * rise, rise
+            is_other = trains and tensors_in(each[-rise:])
+            if 0 < rise == len(each) - length and rise * rounds <= _MOST_ENTRIES and not is_other:
                 last, copies = each[-rise:], range(min(rounds, _MOST_COPIES // rise))
                 shared = {*map(storage_id, tensors_in(each[:-rise]))}
                 for _ in copies:

@@ -401,25 +401,31 @@ class Loops:
                             loop.given += left
                             last = numbers[-1]  # which may be smaller
                             yield (_first(items) + loop.given - 1, last) if is_numbered else last
+                if not is_over:
                     gathered.learn(sys._getframe(1), loop.given)
-                if is_over:
-                    self._has_left = True
-                    self._is_last |= place in self.training
-                    self.left.update({} if self.has_stepped else {place: None})
-                    if place in self.training:
-                        yield from loop.rest(second - before[0], self._recorder.live_bytes)
-                        yield from self._longest(loop, iterator)
-                        for left in () if loop.left is None else (2, 1)[is_slow:]:
-                            loop.left = left
-                            yield 0
-                        grown, number, apart = loop.cycle
-                        is_known = self.turned or self._recorder.live_bytes() - end > _SMALL_BYTES
-                        if loop.numbers and loop.whole - number < apart > 1 and not is_known:
-                            self._cycles[f"what {place} leaves each {apart} rounds"] += (
-                                (len(loop.numbers) - number) // apart * grown
-                            )
-                        self.learn_queues()
-                    break
+                    continue
+                self._has_left = True
+                self._is_last |= place in self.training
+                self.left.update({} if self.has_stepped else {place: None})
+                if place in self.training:
+                    last = loop.given
+                    for round_number in loop.rest(second - before[0], self._recorder.live_bytes):
+                        gap = loop.given - 1 - last
+                        gathered.go_on(sys._getframe(1), last, gap, trains=True)
+                        last = loop.given
+                        yield round_number
+                    yield from self._longest(loop, iterator)
+                    for left in () if loop.left is None else (2, 1)[is_slow:]:
+                        loop.left = left
+                        yield 0
+                    grown, number, apart = loop.cycle
+                    is_known = self.turned or self._recorder.live_bytes() - end > _SMALL_BYTES
+                    if loop.numbers and loop.whole - number < apart > 1 and not is_known:
+                        self._cycles[f"what {place} leaves each {apart} rounds"] += (
+                            (len(loop.numbers) - number) // apart * grown
+                        )
+                    self.learn_queues()
+                break
         except StopIteration:
             self._met(loop)
         finally:

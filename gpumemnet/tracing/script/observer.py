@@ -166,6 +166,8 @@ class ScriptObserver:
         self._made: list[weakref.ref[Optimizer]] = []
         self._states: dict[int, tuple[int, ...]] = {}
         """Key of an optimizer → numbers of the storages that hold its state."""
+        self._made_events: dict[int, int] = {}
+        """The same key → the event after which it was made."""
         self._frozen: set[int] = set()
         """Identities of parameters that do not train in the first steps."""
         self.loops = Loops(
@@ -433,6 +435,7 @@ class ScriptObserver:
                     self._trains_another = True
                     self._begin_rest()
             make_optimizer(optimizer, *args, **kwargs)
+            self._made_events.setdefault(optimizer_key(optimizer), self.recorder.now())
 
         handles = [
             register_optimizer_step_pre_hook(self._before_step),
@@ -602,7 +605,7 @@ class ScriptObserver:
             self.step_names,
             left,
             tuple(sentences),
-            tuple(self._states.values()),
+            {each: self._made_events.get(key, 0) for key, each in self._states.items()},
             self.loops.sizes,
             self.loops.queues,
         )

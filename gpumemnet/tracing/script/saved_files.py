@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.serialization import skip_data
 
 from gpumemnet.extract.known_layouts import meta_like
-from gpumemnet.sandbox.checkpoint import is_own_process, started
+from gpumemnet.sandbox.checkpoint import is_of_earlier_copy, is_own_process, started
 from gpumemnet.torch_private.names import (
     Function,
     replaced,
@@ -161,8 +161,14 @@ class SavedFiles:
             return copied
 
         def made(folder: Any, *args: Any, **kwargs: Any) -> None:
-            make(folder, *args, **kwargs)
-            self._folders.append(_path(folder))
+            path = _path(folder)
+            try:
+                make(folder, *args, **kwargs)
+            except FileExistsError:  # perhaps left, for what another program has written there
+                if not (isinstance(path, Path) and path.is_dir() and is_of_earlier_copy(path)):
+                    raise
+            else:
+                self._folders.append(path)
 
         def setting_aside(remove: Callable[..., None]) -> Callable[..., None]:
             def removed(path: Any, *args: Any, **kwargs: Any) -> None:

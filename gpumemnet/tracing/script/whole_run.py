@@ -95,7 +95,8 @@ class WholeRun:
         step_names: step → the batch that it trains on, where that was chosen.
         left_bytes: gradients and state of optimizers that never stepped.
         sentences: what it did not see.
-        state: numbers of the storages that hold the state of each optimizer at the end.
+        state: numbers of the storages that hold the state of each optimizer at the end → the event
+            after which it was made.
     """
 
     timeline: Timeline
@@ -103,7 +104,7 @@ class WholeRun:
     step_names: Mapping[int, str]
     left_bytes: int
     sentences: tuple[str, ...]
-    state: tuple[tuple[int, ...], ...]
+    state: Mapping[tuple[int, ...], int]
     full: Mapping[str, float]
     """Condition on the length of something that grows → steps before it is other."""
     queues: Mapping[str, int]
@@ -123,8 +124,8 @@ class WholeRun:
         gone = {~event for event in events[:peak] if event < 0}
         whole = (
             self.timeline.sizes[number]
-            for numbers in self.state
-            if not known.isdisjoint(numbers) and gone.isdisjoint(numbers)
+            for numbers, made in self.state.items()
+            if made <= peak and not known.isdisjoint(numbers) and gone.isdisjoint(numbers)
             for number in numbers
         )
         return max(0, sum(whole) - held_bytes)

@@ -39,9 +39,7 @@ model = nn.Linear(256, 256).cuda()
 with torch.inference_mode(): score = model.bias.sum()
 float(score)
 assert not torch.equal(model.weight, model.bias)
-for i in range(100):  # until it has come to a fixed point
-    if (model.weight @ model.bias).norm() < 1e-6: break
-assert i == 3
+assert torch.linalg.lstsq(model.weight, model.bias[:, None]).solution.shape == (256, 1)
 torch.backends.cudnn.rnn.fp32_precision = "ieee"  # since then nothing says what allow_tf32 is
 empty = nn.Linear(16384, 16384).to("meta").bias
 assert empty.is_meta and not torch.empty_like(empty, device="cpu").is_meta

@@ -395,6 +395,9 @@ class Late(nn.Module):
     def forward(self, x, it):
         y = self.layer(x[:64])
         if (y != 0).all() and it > 5000: y = self.layer(x)
+        for i in range(100):  # to a fixed point
+            if y.detach().norm() < 1e-6: break
+        assert i in (0, 3)
         return y.mean()
 model, it = Late(), 0
 optimizer = torch.optim.SGD(model.parameters())

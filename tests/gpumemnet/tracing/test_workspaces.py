@@ -195,7 +195,7 @@ def test_adding_to_indexed_places_sorts_and_writing_does_not(deterministic: None
     assert pieces(aten.index_put.default, target, places, values, False) == ()
 
 
-def test_short_slices_are_sorted_in_place_few_long_ones_all_at_once_and_many_one_by_one() -> None:
+def test_short_slices_are_sorted_in_place_others_all_at_once_long_ones_one_by_one() -> None:
     assert pieces(aten.sort.default, meta(100, 4096)) == ()
     assert pieces(aten.sort.default, meta()) == ()
     count = 4 * 100_000
@@ -203,7 +203,15 @@ def test_short_slices_are_sorted_in_place_few_long_ones_all_at_once_and_many_one
         2 * count * 8,
         count * 4 + count * 12,
     ]
-    assert exact(pieces(aten.sort.default, meta(128, 5000))) == [5000 * 8 + 5000 * 12]
+    assert exact(pieces(aten.sort.default, meta(128, 5000))) == [128 * 5000 * (8 + 12)]
+    assert exact(pieces(aten.sort.default, meta(5000))) == [5000 * (8 + 12)]
+    assert exact(pieces(aten.sort.default, meta(2, 10**6))) == [10**6 * (8 + 12)]
+    assert exact(pieces(aten.topk.default, meta(10**6), 4096)) == []
+    assert exact(pieces(aten.topk.default, meta(10**6), 5000)) == [
+        5000 * 12,
+        5000 * (8 + 12),
+        5000 * 8,
+    ]
     assert (
         exact(pieces(aten.sort.stable, meta(5000, 128), stable=True, dim=0))[0] == 5000 * 128 * 4
     )  # copied: slices lie apart
