@@ -153,6 +153,8 @@ class ReadValues(MissingValues):
         self._masks: MutableMapping[Tensor, float] = WeakTensorKeyDictionary()
         """Tensors that were made of masks → the share of elements that are not 0, at most; 1 if each
         is one."""
+        self._same: set[str] = set()
+        """Lines that have compared a tensor with itself."""
         self._orders: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
         """Places of what was sorted → among how many at least; each is there once."""
         self.numbers = HostNumbers(lambda tensor: tensor.is_meta, self.assumed)
@@ -213,13 +215,15 @@ class ReadValues(MissingValues):
         tensor = args[0]
         if operator_name(operator) != "_local_scalar_dense":
             if len(args) > 1 and _layout(tensor) == _layout(args[1]):
+                self._same.add(running_line())
                 return True
             if operator_name(operator) == "equal" and tensor.shape != args[1].shape:
                 return False
             if self.is_assumed(tensor):
                 return self.decide(bool(operator(*args, **kwargs)))
             if len(args) > 1:  # who compares tensors expects that they are alike
-                return self.decide(True)
+                # A line that has met one tensor twice asks which ones they are, as attention does.
+                return running_line() not in self._same and self.decide(True)
             return self.condition(tensor)
         if tensor.dtype == torch.bool:
             return self.condition(tensor)
