@@ -60,6 +60,8 @@ from gpumemnet.tracing.script.gathered import Gathered, bytes_of_queues
 from gpumemnet.tracing.script.longest_batch import time_to_read
 from gpumemnet.tracing.script.read_values import type_of
 
+_SLOW_SECONDS: Final = 2.0
+"""CPU time of a round of which few more can be run."""
 _RISES: Final = 2
 """How often a number has risen from one step to the next that is taken for a counter; once, where it
 is the number of a loop over a range."""
@@ -375,9 +377,11 @@ class Loops:
                     is_slow = second - before[0] > _LESS_SECONDS
                     enough = of_epochs if loop.is_outer or is_slow else _CALM_ROUNDS_OF_TRAINING
                     is_done = has_trained and calm >= enough
-                    # Other numbers bring something else, and epochs were cut for them.
+                    # Other numbers bring something else, and epochs were cut for them. Slow rounds
+                    # that bring something take the time for it.
+                    is_slow = second - before[0] > _SLOW_SECONDS and not loop.is_outer
                     is_over = is_done or bool(
-                        loop.wanted and calm and (has_trained or self._is_cut())
+                        loop.wanted and (calm or is_slow) and (has_trained or self._is_cut())
                     )
                 else:
                     spent, seconds = self._seconds[place], _SECONDS
