@@ -94,6 +94,7 @@ def test_bounds_rise_with_the_coverage(trained: TrainedClassifier, few: Labelled
     assert 0.8 < covered.mean() <= 1.0
 
 
+@pytest.mark.nightly  # a candidate that is trained again is the same, too
 def test_the_same_seed_gives_the_same_graph(few: LabelledJobs) -> None:
     one, two = (export_classifier(train(few, PLANS["mlp"]), few) for _ in range(2))
     assert one == two
@@ -159,6 +160,7 @@ def test_beyond_the_support_bounds_widen_by_what_left_out_sources_missed(few: La
     assert all(amount >= 0 for amount in widenings(one_source))
 
 
+@pytest.mark.nightly
 def test_a_bundle_of_one_family_refuses_others(few: LabelledJobs, tmp_path: Path) -> None:
     own = few.take(np.flatnonzero(few.jobs.option_column("family") == "transformer"))
     save_classifier(tmp_path / "b", train(own, PLANS["mlp"]), own, name="b", version="1")
