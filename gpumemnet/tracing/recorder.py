@@ -90,14 +90,17 @@ class RecordedPass(NamedTuple):
 
     Attributes:
         events: in order, the number of a storage in the pass with what it is, or ``~number`` where
-            it is freed; nothing is allocated where the cache is emptied.
+            it is freed, and the size of an older one that is freed; nothing is allocated where the
+            cache is emptied.
         indices: index of each storage.
         left: id of each storage that the pass has left, with its number.
+        freed: sizes of older storages that it has freed, such as weights that are made anew.
     """
 
     events: tuple[tuple[int, _UnclassifiedStorage | None], ...]
     indices: tuple[int, ...]
     left: dict[int, int]
+    freed: tuple[int, ...]
 
     def size_bytes(self, number: int) -> int:
         """The size of a storage."""
@@ -189,9 +192,10 @@ class Recorder(DispatchMode):
         self._passes.append(len(self._events))
 
     def recorded_since(self, start: int) -> RecordedPass | None:
-        """Return what was allocated and freed since the event ``start``; ``None`` if older storages
-        were freed, or nothing is recorded any more."""
+        """Return what was allocated and freed since the event ``start``; ``None`` if nothing is
+        recorded any more."""
         numbers: dict[int, int] = {}
+        freed: list[int] = []
         events: list[tuple[int, _UnclassifiedStorage | None]] = []
         for event in self._events[start:]:
             if event == EMPTY_CACHE:
@@ -202,9 +206,12 @@ class Recorder(DispatchMode):
             elif ~event in numbers:
                 events.append((~numbers[~event], None))
             else:
-                return None
+                freed.append(self._storages[~event].size_bytes)
+                events.append((freed[-1], None))
+        if self._is_closed:
+            return None
         left = {key: numbers[index] for key, index in self._live.items() if index in numbers}
-        return None if self._is_closed else RecordedPass(tuple(events), tuple(numbers), left)
+        return RecordedPass(tuple(events), tuple(numbers), left, tuple(freed))
 
     def record_again(
         self,

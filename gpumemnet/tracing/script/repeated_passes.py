@@ -8,7 +8,7 @@ runs within a long pass, such as the steps of a sampler that is a module.
 A pass repeats another if the model is the same, and numbers, switches and words that its modules
 keep, the shapes of its tensors and its other arguments are equal: a model that counts its passes
 always runs.  It must also allocate and free the same in the same order, and leave nothing but its
-output.  What other arguments hold must be equal too, some levels deep, and as before when it returns.
+output and what takes the place of as much.  What other arguments hold must be equal too, some levels deep, and as before when it returns.
 Where more is on the GPU than when a pass last ran, because outputs are gathered, it runs again.
 """
 
@@ -157,7 +157,8 @@ class RepeatedPasses:
         except _NotRepeatedError:
             return
         numbers = [recorded.left.get(storage_id(tensor)) for tensor in found]
-        if None in numbers or set(numbers) != set(recorded.left.values()):
+        kept = {*recorded.left.values()}.difference(numbers)  # such as normed weights, made anew
+        if None in numbers or sorted(map(recorded.size_bytes, kept)) != sorted(recorded.freed):
             return
         layouts = [
             (
