@@ -163,7 +163,7 @@ class _Changing(ast.NodeTransformer):
                 is_left = ast.Compare(rest, [ast.NotEq()], [ast.Constant(0)])
                 node.test = ast.copy_location(is_left, rest)
             case ast.BoolOp(values=parts):
-                parts.sort(key=lambda part: not _counts_alone(part, parts))
+                parts[:] = sorted(parts, key=lambda part: not _counts_alone(part, parts))
         node.test = self.visit(node.test)
         if is_amount:
             due: ast.expr = _call(DUE, ast.Constant(place))

@@ -8,8 +8,9 @@ runs within a long pass, such as the steps of a sampler that is a module.
 A pass repeats another if the model is the same, and numbers, switches and words that its modules
 keep, the shapes of its tensors and its other arguments are equal: a model that counts its passes
 always runs.  It must also allocate and free the same in the same order, and leave nothing but its
-output and what takes the place of as much.  What other arguments hold must be equal too, some levels deep, and as before when it returns.
-Where more is on the GPU than when a pass last ran, because outputs are gathered, it runs again.
+output and what takes the place of as much.  What other arguments hold must be equal too, some
+levels deep, and as before when it returns.  Where more is on the GPU than when a pass last ran,
+because outputs are gathered, it runs again.
 """
 
 from __future__ import annotations
