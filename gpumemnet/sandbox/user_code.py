@@ -10,9 +10,10 @@ import sys
 import sysconfig
 import traceback
 from functools import cache
+from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Final
+from typing import Any, Final
 
 import gpumemnet
 
@@ -20,6 +21,9 @@ _MAX_TEXT: Final = 300
 _MOST_CALLS: Final = 6
 _INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 """Names of folders of installed packages, also of another environment."""
+
+_OWN_REFERENCES: Final = 3
+"""To such a dictionary: the frame's, that of the function here, and its argument's."""
 
 
 class UnknownValueError(RuntimeError):
@@ -136,6 +140,20 @@ def place_text(code: CodeType, line: int) -> str:
 def _place_text(code: CodeType, line: int, folder: Path) -> str:
     function = "" if code.co_name == "<module>" else f", in {code.co_name}"
     return f"{_short_path(code.co_filename)} line {line}{function}"
+
+
+def variables_of(frame: FrameType) -> dict[str, Any]:
+    """Return the variables of a frame.
+
+    Before Python 3.13, the frame of a function keeps the dictionary that it gives until it ends, and
+    so what it holds: it is emptied, unless the code has it, too, from ``locals()``.
+    """
+    given = frame.f_locals
+    found = {**given}
+    is_copy = frame.f_code.co_flags & CO_OPTIMIZED and type(given) is dict
+    if is_copy and sys.getrefcount(given) <= _OWN_REFERENCES:
+        given.clear()
+    return found
 
 
 def is_user_code(filename: str) -> bool:

@@ -31,7 +31,7 @@ from types import CodeType, FrameType
 from typing import Final
 
 from gpumemnet.errors import CodeEndedError, ExtractError
-from gpumemnet.sandbox.user_code import is_user_code, place_text
+from gpumemnet.sandbox.user_code import is_user_code, place_text, variables_of
 from gpumemnet.tracing.result import TraceAnswer
 from gpumemnet.units import MIB
 
@@ -139,7 +139,7 @@ def place_of(frame: FrameType) -> Place:
         return replace(place, is_chosen_by=place_of(frame.f_back).is_chosen_by)
     for name in place.bounds:
         with suppress(Exception):  # of the user's code, of any kind
-            bound = eval(name, frame.f_globals, frame.f_locals)  # noqa: S307  # a name of the user's
+            bound = eval(name, frame.f_globals, variables_of(frame))  # noqa: S307  # a name of the user's
             if type(bound) is int and 0 < bound <= MOST_ROUNDS:
                 return replace(place, rounds=bound)
     return place

@@ -11,13 +11,13 @@ from __future__ import annotations
 import gc
 from collections import Counter, deque
 from functools import partial
-from inspect import CO_OPTIMIZED
 from types import FrameType
 from typing import Any, Final
 
 from torch import Tensor
 
 from gpumemnet.extract.module_calls import tensors_in
+from gpumemnet.sandbox.user_code import variables_of
 from gpumemnet.torch_private.names import storage_id, tree_map_only
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.units import MIB
@@ -85,10 +85,7 @@ def _copied(shared: set[int], tensor: Tensor) -> Tensor:
 
 def _lists(frame: FrameType) -> list[list[Any]]:
     """Return the lists that have a name, or one in a dictionary, where a frame runs."""
-    held = frame.f_locals
-    values = [*held.values()]
-    if type(held) is dict and frame.f_code.co_flags & CO_OPTIMIZED:
-        held.clear()  # a copy of the variables of a function, which its frame keeps
+    values = [*variables_of(frame).values()]
     few = (each for each in values if type(each) is dict and len(each) <= _MOST_NAMES)
     values += [inner for each in few for inner in each.values()]
     return list({id(each): each for each in values if type(each) is list}.values())

@@ -592,6 +592,8 @@ def _tensor_type(kind: Any) -> tuple[str, torch.dtype]:
     """Return the module and the type of the elements of a type of tensors, or of its name."""
     name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
     folder, _, short = name.rpartition(".")
+    if name == "torch.Tensor":
+        return folder, torch.get_default_dtype()
     if short not in names.TENSOR_TYPES:
         raise ValueError(f"invalid type: {name!r}")
     return folder, names.TENSOR_TYPES[short]

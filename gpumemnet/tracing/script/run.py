@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from textwrap import shorten
 from types import ModuleType
 from typing import Final
 from unittest.mock import patch
@@ -82,6 +83,8 @@ from gpumemnet.tracing.timeline import (
 )
 from gpumemnet.units import MIB
 
+_MOST_ERRORS: Final = 5
+"""Errors after which the run went on, of a line each, that are named."""
 _VARIABLES: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """In the order in which PyTorch looks: it reads the second only if the first is not set."""
 
@@ -534,10 +537,11 @@ def _shown(
         values.note_once(
             f"{', '.join(observer.loops.hurried)}: decided as later in the run, because the script gathers for long before it trains"
         )
-    if observer.loops.errors:
+    of_lines = {each.partition(": ")[0]: shorten(each, 160) for each in observer.loops.errors}
+    if of_lines:
         values.note_once(
             f"{WENT_ON}, perhaps only of the trace, and what these statements do is not in the answer: "
-            f"{'; '.join(observer.loops.errors)}"
+            f"{'; '.join([*of_lines.values()][:_MOST_ERRORS])}"
         )
     if observer.batch_size is None:
         values.note_once(

@@ -39,6 +39,7 @@ model = nn.Linear(256, 256).cuda()
 with torch.inference_mode(): score = model.bias.sum()
 float(score)
 assert not torch.equal(model.weight, model.bias)
+assert torch.arange(2).type(torch.Tensor).is_floating_point()
 assert torch.linalg.lstsq(model.weight, model.bias[:, None]).solution.shape == (256, 1)
 torch.backends.cudnn.rnn.fp32_precision = "ieee"  # since then nothing says what allow_tf32 is
 empty = nn.Linear(16384, 16384).to("meta").bias
