@@ -1,6 +1,6 @@
 """Observations: what finished jobs used, stored in a database and compared with the predictions.
 
-* :mod:`.routes` receives observations and returns the summary.
+* :mod:`.routes` receives observations.
 * :mod:`.store` writes observations and predictions in one thread, as :mod:`.inserts` says.
 * :mod:`.database` declares the tables, connects, and makes or migrates them.
 * :mod:`.statistics` compares predictions with observations, and tests the coverage.
