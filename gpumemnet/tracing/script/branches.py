@@ -65,6 +65,8 @@ _ACTS: Final = re.compile(
 )
 """A call that does more than to tell or save something, or to make numbers and copies for that; or an
 attribute that gets a value, which other files may read."""
+_RUNS: Final = re.compile(r"(?<!\w)(log|write|dump|copy|\w*save)\w*\(")
+"""A call of these that may be the user's own, and run a model."""
 _FINITE: Final = ("isnan", "isinf", "isfinite", "istft")
 """Functions that ask whether numbers are finite, or whether a window is nowhere 0."""
 
@@ -245,8 +247,10 @@ def _place(code: CodeType, instruction: int, line: int) -> Place:
             return replace(place, ends_range=is_end and "range(" in over)
     if _only_tells(statement, parents):
         # What is best so far is saved, since it may be loaded; counters and flags stay as they are.
-        counts = re.match(r"(?s)((?!el(se|if)\b).)*([-+]= |= True)", ast.unparse(statement))
-        return replace(place, usual=(counts is None) != is_negated, is_settled=True)
+        told = ast.unparse(statement)
+        counts = re.match(r"(?s)((?!el(se|if)\b).)*([-+]= |= True)", told)
+        if counts is None or not _RUNS.search(told):
+            return replace(place, usual=(counts is None) != is_negated, is_settled=True)
     return place
 
 

@@ -27,6 +27,8 @@ _EXITS: Final = ("exit", "quit")
 _CLOCKS: Final = ("time", "perf_counter", "monotonic")
 _COMPUTES: Final = ("int", "float", "round", "abs", "min", "max", "math.floor", "math.ceil")
 """Functions that make a number of others."""
+_READS: Final = (".all", ".any", ".item", ".isnan", ".isfinite")
+"""Methods that read values of a tensor, and do nothing else."""
 _SEARCHES: Final = ("bisect", "bisect_left", "bisect_right", "searchsorted", "digitize")
 """Functions that find the place of a number among others."""
 
@@ -322,13 +324,15 @@ def _numbers(code: ast.AST) -> Iterator[ast.expr | None]:
 
 
 def _counts_alone(part: ast.expr, parts: list[ast.expr]) -> bool:
-    """Whether a part of a test compares a number that no other part names, and others call what may
-    read values: it is asked first, as nothing else may tell at which number it changes."""
-    texts = [ast.unparse(each) for each in parts if each is not part]
+    """Whether a part of a test compares variables that no other part names, and others only read
+    values of tensors: it is asked first, as nothing else may tell at which number it changes."""
+    others = [each for other in parts if other is not part for each in ast.walk(other)]
+    calls = [ast.unparse(each.func) for each in others if isinstance(each, ast.Call)]
+    reads = bool(calls) and all(each.endswith(_READS) for each in calls)
     numbers = [*_numbers(part)] if isinstance(part, ast.Compare) else []
-    names = [ast.unparse(each) if each else "" for each in numbers]
-    calls = any("(" in text for text in texts)
-    return bool(names) and calls and not any(name in text for name in names for text in texts)
+    names = {each.id for each in others if isinstance(each, ast.Name)}
+    alone = (isinstance(each, ast.Name) and each.id not in names for each in numbers)
+    return reads and bool(numbers) and all(alone)
 
 
 def _compares_amounts(test: ast.expr) -> bool:

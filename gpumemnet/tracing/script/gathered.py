@@ -63,7 +63,7 @@ class Gathered:
         """
         if number != self._number + 1:
             return
-        self._number += rounds
+        self._number += rounds + 1
         for each in _lists(frame):
             length, rise = self._lengths.get(id(each), (0, 0))
             self._lengths[id(each)] = len(each) + rounds * rise, rise

@@ -630,8 +630,8 @@ class ScriptObserver:
         self._end_whole_run()
         self.recorder.begin_pass()
         if self.first is not None and not self._stepping:
-            self._has_graph |= torch.is_grad_enabled()
-            phase = "forward" if self._has_graph else self._generation.phase
+            is_forward = self._has_graph or torch.is_grad_enabled()
+            phase = "forward" if is_forward else self._generation.phase
             if not self._passing and phase != self.recorder.phase:
                 self._begin(phase)
         elif not self._started and torch.is_grad_enabled() and self.recorder.has_live_storages:
@@ -643,6 +643,8 @@ class ScriptObserver:
 
     def _left(self, module: nn.Module, arguments: object, output: object) -> None:
         self.recorder.left_module(module, arguments, output)
+        if not self.modules.depth and torch.is_grad_enabled():
+            self._has_graph |= any(each.requires_grad for each in tensors_in(output))
         step = self._boundaries + 1
         is_model = not self.modules.depth and next(iter(module.parameters()), None) is not None
         if is_model and not torch.is_grad_enabled():

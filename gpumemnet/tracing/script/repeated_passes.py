@@ -131,7 +131,8 @@ class RepeatedPasses:
                 return self._again(known)
             output = call(*args, **kwargs)
             if self._recorder.now() > start and key() == before:
-                self._learn(before, start, output, live)
+                model = None if turns_off else args[0]
+                self._learn(before, start, output, live, model)
             return output
 
         return run
@@ -146,7 +147,9 @@ class RepeatedPasses:
 
         return decorated
 
-    def _learn(self, key: Hashable, start: int, output: Any, live_bytes: int) -> None:
+    def _learn(
+        self, key: Hashable, start: int, output: Any, live_bytes: int, model: nn.Module | None
+    ) -> None:
         before = self._known.pop(key, None)
         recorded = self._recorder.recorded_since(start)
         if recorded is None:
@@ -155,11 +158,14 @@ class RepeatedPasses:
         try:
             with without_function_modes():
                 form = _form(output, found)
+                held = set() if model is None else _held(model)
         except _NotRepeatedError:
             return
         numbers = [recorded.left.get(storage_id(tensor)) for tensor in found]
-        kept = {*recorded.left.values()}.difference(numbers)  # such as normed weights, made anew
-        if None in numbers or sorted(map(recorded.size_bytes, kept)) != sorted(recorded.freed):
+        # A module may have put what it makes anew in the place of as much, such as normed weights.
+        kept = {key: number for key, number in recorded.left.items() if number not in numbers}
+        is_same = sorted(map(recorded.size_bytes, kept.values())) == sorted(recorded.freed)
+        if None in numbers or not is_same or not held.issuperset(kept):
             return
         layouts = [
             (
@@ -198,6 +204,13 @@ class RepeatedPasses:
             {number: tensor.untyped_storage() for number, tensor in storages.items()},
         )
         return _filled(known.output, tensors)
+
+
+def _held(model: nn.Module) -> set[int]:
+    """Return the numbers of the storages of a model's attributes and buffers."""
+    values = (value for module in model.modules() for value in vars(module).values())
+    tensors = [*model.buffers(), *(each for each in values if isinstance(each, Tensor))]
+    return {*map(storage_id, tensors)}
 
 
 def _state(model: nn.Module) -> Hashable:
