@@ -118,7 +118,7 @@ class Place:
             with.
         bounds: what elements stay below as long as a loop runs, such as a number of steps.
         rounds: how often a loop runs.
-        ends_range: whether it ends a loop over a range.
+        ends_range: whether it ends a loop over a range that does not use its number.
     """
 
     name: str
@@ -242,9 +242,8 @@ def _place(code: CodeType, instruction: int, line: int) -> Place:
             usual = leaves[1] != is_negated
             repeats = isinstance(left, ast.While) and not _has_bound(left, parent)
             place = replace(place, usual=usual, is_settled=raises or waits, repeats=repeats)
-            over = ast.unparse(left.iter) if isinstance(left, ast.For) else ""
             is_end = isinstance(ends[leaves[1]], _ENDS)
-            return replace(place, ends_range=is_end and "range(" in over)
+            return replace(place, ends_range=is_end and _only_repeats(left))
     if _only_tells(statement, parents):
         # What is best so far is saved, since it may be loaded; counters and flags stay as they are.
         told = ast.unparse(statement)
@@ -280,6 +279,14 @@ def _has_bound(loop: ast.While, asks: ast.If | None = None) -> bool:
         )
         for end in ends
     )
+
+
+def _only_repeats(loop: ast.AST | None) -> bool:
+    """Whether this is a loop over a range that does not use its number."""
+    if not (isinstance(loop, ast.For) and "range(" in ast.unparse(loop.iter)):
+        return False
+    used = {each.id for part in loop.body for each in ast.walk(part) if isinstance(each, ast.Name)}
+    return isinstance(loop.target, ast.Name) and loop.target.id not in used
 
 
 def _fails(statement: ast.stmt | None) -> bool:

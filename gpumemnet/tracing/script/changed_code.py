@@ -7,6 +7,7 @@ What it calls is in :mod:`gpumemnet.tracing.script.loops`.
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
@@ -59,6 +60,7 @@ class _Changing(ast.NodeTransformer):
         self._scope = ""
         """Name of the function, or place of the loop, that a statement is in."""
         self._positions: frozenset[str] = frozenset()
+        self._shapes: frozenset[str] = frozenset()
 
     def visit_Module(self, node: ast.Module) -> ast.AST:
         scopes = ast.FunctionDef | ast.ClassDef
@@ -72,10 +74,8 @@ class _Changing(ast.NodeTransformer):
             return node
         yields = (ast.Yield, ast.YieldFrom)
         is_generator = any(isinstance(each, yields) for each in ast.walk(node))
-        positions = _positions([node])
-        with patch.multiple(
-            self, _scope=node.name, _is_generator=is_generator, _positions=positions
-        ):
+        names = {"_positions": _positions([node]), "_shapes": _shapes(node)}
+        with patch.multiple(self, _scope=node.name, _is_generator=is_generator, **names):
             return self.generic_visit(node)
 
     def _may_fail(self, node: ast.Expr | ast.Assign | ast.AugAssign) -> ast.stmt:
@@ -209,7 +209,8 @@ class _Changing(ast.NodeTransformer):
         sizes = tuple(text.startswith("len(") for text in numbers)
         if self._is_within and all(sizes):  # many lengths, such as of words
             return test
-        about: Any = line, self._leaves, stays, ast.Mod in kinds, is_position, sizes
+        is_shape = any(".shape" in each or each in self._shapes for each in numbers)
+        about: Any = line, self._leaves, stays, ast.Mod in kinds, is_position, sizes, is_shape
         asked = _call(
             CONDITION,
             ast.Constant(about),
@@ -291,6 +292,15 @@ def _positions(code: Iterable[ast.AST]) -> frozenset[str]:
     )
     added = (each for each in indices if isinstance(each, ast.Slice | ast.BinOp))
     return frozenset(ast.unparse(each) for index in added for each in ast.walk(index))
+
+
+def _shapes(function: ast.FunctionDef) -> frozenset[str]:
+    """The variables of a function that hold sizes of tensors."""
+    assigned = (each for each in ast.walk(function) if isinstance(each, ast.Assign))
+    sized = (each for each in assigned if re.search(r"\.shape|\.size\(|len\(", ast.unparse(each)))
+    return frozenset(
+        ast.unparse(each) for one in sized for target in one.targets for each in ast.walk(target)
+    )
 
 
 def _call(name: str, *arguments: Any) -> ast.Call:

@@ -55,7 +55,7 @@ from gpumemnet.torch_private.names import Function, sees_functions
 from gpumemnet.torch_private.script import FETCHING_FILE, TRAINING_FILES
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.script import changed_code as code
-from gpumemnet.tracing.script.branches import ROUNDS, is_guarded
+from gpumemnet.tracing.script.branches import is_guarded
 from gpumemnet.tracing.script.gathered import Gathered, bytes_of_queues
 from gpumemnet.tracing.script.longest_batch import time_to_read
 from gpumemnet.tracing.script.read_values import type_of
@@ -122,6 +122,7 @@ class _Condition:
             state of an optimizer yet, and the second one meets what the first has left.
         is_position: whether it compares a position in data.
         sizes: for each number, whether it is the length of something, which a script may keep.
+        is_shape: whether it compares the size of a tensor, as modules do.
         seen: whether it held, so far.
         step: the last step at which it was met.
         now: the numbers for which it was asked last.
@@ -136,6 +137,7 @@ class _Condition:
     repeats: bool
     is_position: bool
     sizes: tuple[bool, ...]
+    is_shape: bool
     seen: set[Any] = field(default_factory=set)
     step: int = 0
     now: tuple[float, ...] = ()
@@ -625,7 +627,7 @@ class Loops:
         same on the GPU and left nothing: it may end, as one does that comes to a fixed point."""
         asked = self._asks[place, self.trained()]
         asked.append(self._recorder.now())
-        if len(asked) < ROUNDS:
+        if len(asked) < _CALM_ROUNDS:
             return False
         first, second = (self._recorder.changes(*events) for events in pairwise(asked[-3:]))
         is_still = bool(first) and first == second and not sum(first)

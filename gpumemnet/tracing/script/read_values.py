@@ -215,7 +215,7 @@ class ReadValues(MissingValues):
         tensor = args[0]
         if operator_name(operator) != "_local_scalar_dense":
             if len(args) > 1 and _layout(tensor) == _layout(args[1]):
-                self._same.add(running_line())
+                self._same.add(self._line_that_chooses())
                 return True
             if operator_name(operator) == "equal" and tensor.shape != args[1].shape:
                 return False
@@ -223,7 +223,8 @@ class ReadValues(MissingValues):
                 return self.decide(bool(operator(*args, **kwargs)))
             if len(args) > 1:  # who compares tensors expects that they are alike
                 # A line that has met one tensor twice asks which ones they are, as attention does.
-                return running_line() not in self._same and self.decide(True)
+                line = self._line_that_chooses()
+                return not (line and line in self._same) and self.decide(True)
             return self.condition(tensor)
         if tensor.dtype == torch.bool:
             return self.condition(tensor)
@@ -254,6 +255,12 @@ class ReadValues(MissingValues):
         taken ^= place.ends_range and taken == place.usual and self.is_still(place.name)
         self.note(f"a condition on values of the GPU was taken to be {str(taken).lower()}")
         return taken
+
+    def _line_that_chooses(self) -> str:
+        """Return the running line if both ways of its condition go on; else it is empty."""
+        place = running_place()
+        is_one = place is not None and place.usual is None and not place.name.endswith(">")
+        return place.name if place is not None and is_one else ""
 
     def branch_at(self, place: Place) -> None:
         """Keep a place that chooses by a number that was read."""
