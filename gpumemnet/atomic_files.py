@@ -183,6 +183,8 @@ def from_json(kind: Any, value: Any) -> Any:
             **{name: from_json(kinds[name], value[name]) for name in kinds if name in value}
         )
     if origin is tuple:
+        if isinstance(value, str):
+            raise TypeError(f"{value!r} is no list")
         each = repeat(arguments[0]) if arguments[-1] is Ellipsis else arguments
         return tuple(map(from_json, each, value))
     if origin is UnionType and value is not None:

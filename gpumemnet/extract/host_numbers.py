@@ -291,7 +291,9 @@ class HostNumbers:
             for each in written:
                 self.forget(each)
             return False
-        changed = {storage_id(each) for each in written if each.is_meta or not is_soon}
+        # Of a real one that is unknown, what was written before waits beside its memory.
+        kept = [each for each in written if self._unknown(each) or not is_soon]
+        changed = {storage_id(each) for each in kept}
         changed_now = {storage_id(each) for each in written} - changed
         taken = tree_map_only(Tensor, partial(self._taken, changed, changed_now), (args, named))
         run = cache(partial(_run, func, taken, draws))

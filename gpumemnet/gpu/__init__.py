@@ -490,6 +490,8 @@ def _read(entry: Any, place: str) -> DeviceProfile:
         raise InvalidRequestError(f"is no device profile: {error}", place) from None
     for name, hint in hints.items():
         value, kinds = getattr(profile, name), (int, *get_args(hint))
+        if hint is str and not (value and isinstance(value, str)):
+            raise InvalidRequestError(f"must be a text, not {describe(value)}", f"{place}.{name}")
         if hint is str or get_origin(hint) is tuple:
             continue
         most = _LARGEST_RATE if float in kinds else math.inf

@@ -48,15 +48,15 @@ _BEGINNING: Final = (
 _EXIT: Final = os._exit
 _CLOCK_STEP_SECONDS: Final = 0.01
 """Files may be dated this much earlier than they are written."""
-_own, _start, _first_start = 0, 0.0, 0.0
+_own, _start = 0, 0.0
+_left: list[int] = []
+"""Descriptor of a file in memory, which names the folders that copies of this process have left."""
 
 
-def take_process(first_start: float = 0.0) -> None:
-    """Let this process be the one that runs the user's code; others may have run it since
-    ``first_start``."""
-    global _own, _start, _first_start
+def take_process() -> None:
+    """Let this process be the one that runs the user's code."""
+    global _own, _start
     _own, _start = os.getpid(), time() - _CLOCK_STEP_SECONDS
-    _first_start = first_start or _start
 
 
 def started() -> float:
@@ -64,9 +64,16 @@ def started() -> float:
     return _start
 
 
-def is_of_earlier_copy(path: Path) -> bool:
-    """Whether a file or folder was changed last while the code ran for an earlier request."""
-    return _first_start <= path.stat().st_ctime < _start
+def leave(folder: Path) -> None:
+    """Keep that this copy has made a folder, which is still there at its end."""
+    for descriptor in _left:
+        os.write(descriptor, os.fsencode(folder) + b"\0")
+
+
+def was_left(folder: Path) -> bool:
+    """Whether a copy for an earlier request has left a folder that it had made."""
+    texts = (os.pread(each, os.fstat(each).st_size, 0) for each in _left)
+    return any(os.fsencode(folder) in text.split(b"\0") for text in texts)
 
 
 def is_own_process() -> bool:
@@ -104,7 +111,8 @@ class _Requests:
         positions = dict(_positions())
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        held, drawn, first = list(_held_locks()), random.getstate(), time()
+        held, drawn = list(_held_locks()), random.getstate()
+        _left.append(os.memfd_create("folders"))
         while copy := os.fork():
             status = os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
             os.write(self.envelope["statuses"], f"{status}\n".encode())
@@ -114,7 +122,7 @@ class _Requests:
             if not line:
                 _EXIT(0)
             self.envelope = json.loads(line)
-        take_process(first - _CLOCK_STEP_SECONDS)
+        take_process()
         for lock in held:
             lock.acquire()
         random.setstate(drawn)  # a copy has a new one

@@ -479,7 +479,7 @@ SMALL_SORT: Final = 4096
 """Up to this number of elements, a slice is sorted in place (``should_use_small_sort``)."""
 MANY_SEGMENTS: Final = 128
 LONG_SEGMENT: Final = 1_000_000
-"""Below this number of slices they are sorted all at once; from this length on one by one."""
+"""From this length on, slices are sorted one by one; :data:`MANY_SEGMENTS` are sorted as they are."""
 INDEX_BYTES: Final = 8
 
 

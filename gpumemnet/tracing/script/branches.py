@@ -374,8 +374,8 @@ def _is_chosen(node: ast.AST, parents: _Parents) -> bool:
 
 
 def _only_tells(node: ast.AST, parents: _Parents) -> bool:
-    """Whether a condition at ``node`` decides only what is told or saved, and by counters when a loop
-    ends: no name that follows from it is used otherwise in its file."""
+    """Whether a condition at ``node`` decides only what is told or saved, or counts rounds after which
+    a loop ends: no name that follows from it is used otherwise in its file."""
     left = [_statement(node, parents)]
     for code in left:  # it grows
         told, around = getattr(code, "test", code), parents[code]

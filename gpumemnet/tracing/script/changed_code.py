@@ -74,8 +74,14 @@ class _Changing(ast.NodeTransformer):
             return node
         yields = (ast.Yield, ast.YieldFrom)
         is_generator = any(isinstance(each, yields) for each in ast.walk(node))
-        names = {"_positions": _positions([node]), "_shapes": _shapes(node)}
-        with patch.multiple(self, _scope=node.name, _is_generator=is_generator, **names):
+        positions, shapes = _positions([node]), _shapes(node)
+        with patch.multiple(
+            self,
+            _scope=node.name,
+            _is_generator=is_generator,
+            _positions=positions,
+            _shapes=shapes,
+        ):
             return self.generic_visit(node)
 
     def _may_fail(self, node: ast.Expr | ast.Assign | ast.AugAssign) -> ast.stmt:

@@ -569,7 +569,8 @@ class Loops:
             self.waiting.pop(known.line, None)
         if not self.has_stepped:
             known.first, known.last = known.first or values, values
-        if is_met or asked in self._vary or step == known.step or not self.has_stepped:
+        is_asked = self.has_stepped and not (known.is_shape and self._is_inside())
+        if is_met or asked in self._vary or step == known.step or not is_asked:
             return holds
         last, steps = known.last or values, step - known.step
         known.met(step, values)

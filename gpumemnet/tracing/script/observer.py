@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
+from math import inf
 from time import process_time
 from typing import Any, Final
 from unittest.mock import patch
@@ -199,8 +200,9 @@ class ScriptObserver:
         """Whether an optimizer was made once the script had trained for as long as is wanted."""
         self._end = self._counted_from = 0
         self._counted_at = 0.0
-        self._ended = self._last_step = 0, 0.0
-        """Events and CPU time at the end of the last step, and those that it took."""
+        self._ended = 0, process_time()
+        self._least_step = inf, 0
+        """Events and CPU time at the end of the last step; the least time, and events, of a step."""
 
     @property
     def has_enough_steps(self) -> bool:
@@ -497,7 +499,8 @@ class ScriptObserver:
         """End a step, and the script after the steps of its whole run."""
         self._boundaries += 1
         (events, seconds), self._ended = self._ended, (self.recorder.now(), process_time())
-        self._last_step = self._ended[0] - events, self._ended[1] - seconds
+        step = self._ended[1] - seconds, self._ended[0] - events
+        self._least_step = min(step, self._least_step)  # others may evaluate, too
         self._inputs.clear()
         self.loaders.trained()
         if self.loaders.is_over is False:  # a library trains another network
@@ -521,7 +524,7 @@ class ScriptObserver:
         events = self.recorder.now() - self._counted_from
         is_long = self.recorder.phase == GENERATION or self.loops.has_trained
         most = MORE_EVENTS_OF_GENERATION if is_long else MORE_EVENTS
-        most = max(most, REST_STEPS * self._last_step[0] * self.loops.has_trained)
+        most = max(most, REST_STEPS * self._least_step[1] * self.loops.has_trained)
         seconds = process_time() - self._counted_at
         is_late = seconds > self.more_seconds / 2 and not self.loops.has_trained  # slow steps
         is_enough = (
@@ -548,7 +551,7 @@ class ScriptObserver:
 
     def _begin_rest(self) -> None:
         """What follows the steps has time of its own from now on."""
-        slow = min(REST_STEPS * self._last_step[1], REST_STEPS // 2 * self.more_seconds)
+        slow = min(REST_STEPS * self._least_step[0], REST_STEPS // 2 * self.more_seconds)
         shorten_alarm(max(min(REST_SECONDS, self.more_seconds), slow) or REST_SECONDS)
 
     def _gives(self, what: str) -> None:

@@ -539,9 +539,10 @@ def _shown(
         )
     of_lines = {each.partition(": ")[0]: shorten(each, 160) for each in observer.loops.errors}
     if of_lines:
+        more = f"; and {len(of_lines) - _MOST_ERRORS} more" * (len(of_lines) > _MOST_ERRORS)
         values.note_once(
             f"{WENT_ON}, perhaps only of the trace, and what these statements do is not in the answer: "
-            f"{'; '.join([*of_lines.values()][:_MOST_ERRORS])}"
+            f"{'; '.join([*of_lines.values()][:_MOST_ERRORS])}{more}"
         )
     if observer.batch_size is None:
         values.note_once(

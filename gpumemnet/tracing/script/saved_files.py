@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.serialization import skip_data
 
 from gpumemnet.extract.known_layouts import meta_like
-from gpumemnet.sandbox.checkpoint import is_of_earlier_copy, is_own_process, started
+from gpumemnet.sandbox.checkpoint import is_own_process, leave, started, was_left
 from gpumemnet.torch_private.names import (
     Function,
     replaced,
@@ -164,8 +164,8 @@ class SavedFiles:
             path = _path(folder)
             try:
                 make(folder, *args, **kwargs)
-            except FileExistsError:  # perhaps left, for what another program has written there
-                if not (isinstance(path, Path) and path.is_dir() and is_of_earlier_copy(path)):
+            except FileExistsError:  # another way has left it, if another program wrote there
+                if not (isinstance(path, Path) and was_left(path)):
                     raise
             else:
                 self._folders.append(path)
@@ -466,6 +466,8 @@ class SavedFiles:
         for path in sorted(emptied, reverse=True):
             with suppress(OSError):  # it is not empty
                 path.rmdir()
+        for path in filter(Path.is_dir, self._folders):
+            leave(path)
 
 
 def _write_safetensors_of_zeros(tensors: Mapping[str, Tensor], target: Path, metadata: Any) -> None:
