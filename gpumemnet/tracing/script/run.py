@@ -8,17 +8,19 @@ first lines.
 from __future__ import annotations
 
 import ast
-import importlib.util
+import importlib
 import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.machinery import ModuleSpec
+from itertools import accumulate
 from pathlib import Path
 from textwrap import shorten
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 from unittest.mock import patch
 
 import torch
@@ -588,19 +590,24 @@ def _main_module(script: Path, is_module: bool) -> ModuleType:
         module.__file__ = str(script)
         return module
     sys.path.insert(0, str(Path.cwd()))
-    name = str(script)
-    try:
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.submodule_search_locations is not None:  # a package
-            spec = importlib.util.find_spec(f"{name}.__main__")
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.__main__".startswith(error.name):
-            raise  # a package on the way imports what is not there
-        spec = None
+    name, spec = str(script), None
+    path: Any = None
+    packages = [*accumulate(name.split("."), "{}.{}".format)]
+    for package in packages:
+        spec = _found(package, path) if path is not None or package == packages[0] else None
+        path = None if spec is None else spec.submodule_search_locations
+    if path is not None:
+        spec = _found(f"{name}.__main__", path)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         raise ExtractError(f"there is no module {name} to run in {Path.cwd()}, or on PYTHONPATH")
     module.__spec__, module.__package__, module.__file__ = spec, spec.parent, spec.origin
     return module
+
+
+def _found(name: str, path: Any) -> ModuleSpec | None:
+    """Find a module as an import does, but import no package that it is in."""
+    finders = (getattr(each, "find_spec", None) for each in sys.meta_path)
+    return next(filter(None, (find(name, path, None) for find in finders if find)), None)
 
 
 def _run(
@@ -643,6 +650,8 @@ def _run(
             if call.program is not None:
                 call.program()
             else:
+                if module.__package__:  # which python -m imports before, too
+                    importlib.import_module(module.__package__)
                 exec(code, module.__dict__)  # noqa: S102 - running the user's script is the purpose
         finally:
             if observer.first is not None:  # what follows needs no deadline, and must be whole
