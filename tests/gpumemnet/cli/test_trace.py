@@ -289,7 +289,8 @@ def test_a_line_that_starts_a_module_on_several_gpus(
 ) -> None:
     package = tmp_path / "pkg"
     package.mkdir()
-    for name, text in {"__init__": "", "widths": "WIDTH = 256", "train": _DISTRIBUTED}.items():
+    files = {"__init__": "import flash_attn", "widths": "WIDTH = 256", "train": _DISTRIBUTED}
+    for name, text in files.items():
         (package / f"{name}.py").write_text(text)
     monkeypatch.chdir(tmp_path)
     assert (
