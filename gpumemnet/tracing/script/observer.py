@@ -595,8 +595,7 @@ class ScriptObserver:
             )
         shapes = [each for step, each in self.shapes.items() if step not in self.step_names]
         is_met = self.loops.met_longest or "the longest batch" in self.step_names.values()
-        is_met &= not any(self.loaders.drawn.values())  # another epoch may draw larger ones
-        if len(set(shapes)) > 1 and not is_met:
+        if len(set(shapes)) > 1 and (self.loaders.has_drawn or not is_met):
             sentences.append(
                 f"batches have different shapes ({'; '.join(list(dict.fromkeys(shapes))[:3])}): "
                 "the largest that was seen counts, and a larger one takes more"

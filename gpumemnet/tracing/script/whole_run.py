@@ -203,6 +203,8 @@ class Loaders:
         self.drawn: WeakKeyDictionary[AnyLoader, dict[Any, Any]] = WeakKeyDictionary()
         """Numbers of the samples of the longest batch, where a data set draws their sizes → the
         largest that were drawn."""
+        self.has_drawn = False
+        """Whether a data set draws sizes: another epoch may draw larger ones."""
         self._copies: WeakKeyDictionary[AnyLoader, Any] = WeakKeyDictionary()
         """Shapes and a copy of the first batch of each loader; no copy if another had others."""
         self.unread: dict[str, None] = {}
@@ -289,6 +291,7 @@ class Loaders:
                 sizes: dict[Any, int] = {}
                 longest, last, beside = longest_and_last(loader, sizes, self.unread, self.seconds)
                 self.drawn[loader] = largest_draws(loader, longest or (), sizes, self.seconds)
+                self.has_drawn |= bool(self.drawn[loader])
             known = [("the last batch", last), ("the longest batch", longest)]
             # Without no_grad, the graph of a batch lives until there is the next one.
             if torch.is_grad_enabled() and not self.trains(loader):
