@@ -162,10 +162,11 @@ class RepeatedPasses:
         except _NotRepeatedError:
             return
         numbers = [recorded.left.get(storage_id(tensor)) for tensor in found]
-        # A module may have put what it makes anew in the place of as much, such as normed weights.
+        # A module may have put what it makes anew in the place of as much, such as normed weights,
+        # with what their graphs keep.
         kept = {key: number for key, number in recorded.left.items() if number not in numbers}
         is_same = sorted(map(recorded.size_bytes, kept.values())) == sorted(recorded.freed)
-        if None in numbers or not is_same or not held.issuperset(kept):
+        if None in numbers or not is_same or (kept and held.isdisjoint(kept)):
             return
         layouts = [
             (
