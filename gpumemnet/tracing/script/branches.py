@@ -488,8 +488,13 @@ def largest_answer(trace: TraceScript, end: float = inf) -> TraceAnswer:
         if each.name not in met
         and (" of " not in each.name or each.requested_bytes > max(known, default=0))
     ]
-    if any(each.requested_bytes > half.requested_bytes for each in unmet):
-        note = f"{where}: selects elements by values of the GPU; all count, because with half of them time was up before {unmet[0].name}."
+    before = [each.name for each in unmet if each.requested_bytes > half.requested_bytes]
+    # Less than half cannot follow from the share alone, if it came less far.
+    is_less = half.requested_bytes < answer.requested_bytes / 2
+    if is_less and max(each.step for each in half.phases) < answer.peak.step:
+        before.append(f"step {answer.peak.step}")
+    if before:
+        note = f"{where}: selects elements by values of the GPU; all count, because with half of them time was up before {before[0]}."
         return replace(answer, notes=(*answer.notes, note))
     note = f"{where}: selects elements by values of the GPU; half of them are expected, and the safe bytes hold all."
     return replace(

@@ -51,7 +51,7 @@ MORE_STEPS: Final = 64
 STEPS_OF_ANOTHER: Final = 4
 """Steps of a further network, after which the loaders of the library that trains it end."""
 REST_SECONDS: Final = 10.0
-REST_STEPS: Final = 8
+REST_STEPS: Final = 12
 """CPU time for what follows these steps; as long as so many of the last one, where they are slow."""
 MORE_EVENTS: Final = 20_000
 """Allocations and releases after the first steps."""
