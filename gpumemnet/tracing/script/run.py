@@ -606,6 +606,8 @@ def _main_module(script: Path, is_module: bool) -> ModuleType:
 
 def _found(name: str, path: Any) -> ModuleSpec | None:
     """Find a module as an import does, but import no package that it is in."""
+    if (loaded := sys.modules.get(name)) is not None:
+        return loaded.__spec__
     finders = (getattr(each, "find_spec", None) for each in sys.meta_path)
     return next(filter(None, (find(name, path, None) for find in finders if find)), None)
 
