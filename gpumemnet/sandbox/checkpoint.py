@@ -109,6 +109,7 @@ class _Requests:
         """Answer the request, and each later one, in a copy of this process; return it there."""
         left = signal.setitimer(signal.ITIMER_REAL, 0)
         positions = dict(_positions())
+        positions.pop(self.envelope["input"][0], None)  # what was read of it is kept
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         held, drawn = list(_held_locks()), random.getstate()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import importlib.util
+import io
 import json
 import logging
 import math
@@ -157,7 +158,7 @@ def asking(
                 raise TimeoutError
             if child is None or not child.is_running:
                 child = children.enter_context(
-                    _Child(compute, variables or {}, show_output, progress)
+                    _Child(compute, variables or {}, heard.fileno(), show_output, progress)
                 )
             text, status = child.ask(request, seconds)
         except TimeoutError:
@@ -181,18 +182,23 @@ def asking(
             )
         return answer["answer"]
 
-    with ExitStack() as children:
+    with _file() as heard, ExitStack() as children:
         yield asked
 
 
 class _Child(ExitStack):
-    """A child process that answers requests, one after the other; arguments as for
-    :func:`asking`."""
+    """A child process that answers requests, one after the other; other arguments as for
+    :func:`asking`.
+
+    Args:
+        heard: descriptor of the file that keeps what user code has read of standard input.
+    """
 
     def __init__(
         self,
         compute: Callable[[Document], object],
         variables: Mapping[str, str],
+        heard: int,
         show_output: bool,
         progress: Progress | None,
     ) -> None:
@@ -204,10 +210,12 @@ class _Child(ExitStack):
         self._printed = 0
         received, self._requests = map(self.enter_context, _pipe())
         self._statuses, statuses = map(self.enter_context, _pipe())
+        given = os.dup(0)
         self._envelope = {
             "pythonpath": variables.get("PYTHONPATH", os.environ.get("PYTHONPATH")),
             "progress": progress is not None,
             "statuses": statuses.fileno(),
+            "input": (given, heard),
         }
         self._process = start_child(
             _answer,
@@ -216,9 +224,10 @@ class _Child(ExitStack):
             stdin=received,
             stdout=self._answer,
             stderr=None if show_output else self._output,
-            pass_fds=[statuses.fileno()],
+            pass_fds=[statuses.fileno(), given, heard],
             start_new_session=True,
         )
+        os.close(given)
         self.callback(self.end)
         received.close()
         statuses.close()
@@ -314,6 +323,7 @@ def _answer(compute: str) -> NoReturn:
     os.dup2(2, 1)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # its last line comes before a later one on stderr
     _give_terminal()
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(_Input(*envelope["input"])))
     _set_import_path(envelope["pythonpath"])
     if envelope["progress"]:
         _report_progress(envelope["statuses"])
@@ -356,7 +366,7 @@ def _give_terminal() -> None:
     """Let user code find a terminal of the usual size as its standard input: some ask for the size,
     with ``stty size`` say.
 
-    Where it reads, it finds the end of input.  Where the system gives no terminal, it finds an
+    Where a program that it starts reads, it finds the end of input.  Where the system gives no terminal, it finds an
     empty file.
     """
     try:
@@ -366,6 +376,32 @@ def _give_terminal() -> None:
     except OSError:
         given = os.open(os.devnull, os.O_RDONLY)
     os.dup2(given, 0)
+
+
+class _Input(io.FileIO):
+    """The caller's standard input, which each trace of the code reads from the beginning.
+
+    Args:
+        given: its descriptor.
+        heard: descriptor of a file with what was read of it.
+    """
+
+    def __init__(self, given: int, heard: int) -> None:
+        super().__init__(given)
+        self._heard, self._position = heard, 0
+
+    def readinto(self, buffer: Any) -> int:
+        """Read what an earlier trace has read, then what is next."""
+        text = os.pread(self._heard, len(buffer), self._position)
+        if not text:
+            logging.getLogger(__name__).info("waiting for what the code reads (--show-output)")
+            text = os.read(self.fileno(), len(buffer))
+            os.pwrite(self._heard, text, self._position)
+        self._position += len(text)
+        buffer[: len(text)] = text
+        return len(text)
+
+    read, readall = io.RawIOBase.read, io.RawIOBase.readall  # type: ignore[assignment]  # which call it
 
 
 class _ProgressHandler(logging.Handler):

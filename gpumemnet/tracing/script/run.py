@@ -472,6 +472,8 @@ def _remedy(error: BaseException, call: ScriptCall) -> str:
             f"; the trace runs in {Path.cwd()}: start it where the training is started, with the data in place "
             "(a few made-up samples of the same sizes will do)"
         )
+    if isinstance(error, EOFError) and "reading a line" in str(error):
+        return "; give the lines that it asks for: printf 'y\\n' | gpumemnet trace …"
     asked, names_gpus, _ = str(error).partition("But your machine only has")  # of Lightning
     if names_gpus:
         return f"; trace it as the first of these GPUs: --ranks {asked.count(',') + 1}"
