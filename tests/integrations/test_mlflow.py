@@ -20,6 +20,7 @@ from gpumemnet.predict.bundle import load_bundle
 from gpumemnet.site.releases import Registry
 from gpumemnet.units import MIB
 from models.retrain.collect import HELD_OUT_RULE
+from tests.models.filled_graphs import fill_graphs
 from tests.models.retraining import EPOCHS, dataset, measured, observed
 from tests.registries import other_bundle
 
@@ -54,6 +55,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     registry.create_release("first", [bundle.source], parent=None)
     registry.set_champion("first", by="test", reason="")
     dataset(folder / "site.parquet", observed(measured(200, 2, context_bytes=700 * MIB)))
+    fill_graphs()
     assert retraining(folder, folder, "--dry-run") == 0
     return folder
 

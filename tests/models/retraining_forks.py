@@ -23,6 +23,7 @@ import torch
 
 from gpumemnet.cli import main
 from gpumemnet.site.releases import SHIPPED, Aliases, Registry
+from tests.models.filled_graphs import fill_graphs
 from tests.models.retraining import champion_of, dataset, measured
 
 FULL_DISK: Final = "full disk"
@@ -91,6 +92,7 @@ def _late(original: Callable[..., Aliases]) -> Callable[..., Aliases]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)  # a child has the forking thread alone
+    fill_graphs()
     folder = Path(sys.argv[1])
     champion_of(folder, dataset(folder / "base.parquet", measured(160, 1)))
     print("ready", flush=True)
