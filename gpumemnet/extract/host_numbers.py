@@ -53,8 +53,10 @@ _MANY: Final = 256
 """Fewest elements of a mask that was drawn of which about the same share is selected each time."""
 _COUNTS: Final = {aten.any, aten.all, aten.sum, aten.count_nonzero}
 """Operators whose results are about the same of a mask of many, however that is drawn."""
+_MOST_FLOPS: Final = 2**33
+"""Of a product that is computed then."""
 _CUBIC: Final = ("linalg", "cholesky", "cdist", "lu_", "triangular", "geqrf", "ormqr")
-"""Parts of names of operators that take long, as products do."""
+"""Parts of names of operators that take long, as large products do."""
 _MADE_UP_BYTES: Final = 2**26
 """Largest storage whose numbers are made up as a whole."""
 _MOST_MADE_UP: Final = 2**22
@@ -283,10 +285,12 @@ class HostNumbers:
             or most > _AT_ONCE
             or any(each.is_drawn or each.compute is not None for each in later)
         )
-        is_product = func.overloadpacket in flop_registry or any(
-            each in func.__name__ for each in _CUBIC
+        flops = flop_registry.get(func.overloadpacket, lambda *given, **others: 0)
+        is_long = (
+            steps > _MOST_STEPS
+            or any(each in func.__name__ for each in _CUBIC)
+            or flops(*args, **named, out_val=result) > _MOST_FLOPS
         )
-        is_long = is_product or steps > _MOST_STEPS
         if not is_soon and (is_long or not all(_fits(each) for _, each in fresh)):
             for each in written:
                 self.forget(each)

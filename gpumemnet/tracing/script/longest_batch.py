@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, SequentialSampler, default_collate
 
+from gpumemnet.torch_private.names import TorchName
+
 SAMPLED: Final = 32
 """Samples that tell whether all are of one size, and draws that tell whether sizes are drawn."""
 _READ: Final = 4096
@@ -28,6 +30,8 @@ _DRAWS: Final = 24
 functions draw their size."""
 _ALIKE: Final = 0.02
 """Part of a size by which draws of one sample may differ that count as alike."""
+_ITERATOR: Final = TorchName("torch.utils.data:DataLoader._get_iterator")
+"""Of workers that the trace itself starts."""
 AnyLoader = DataLoader[Any]
 _Draw = tuple[int, tuple[Any, ...]]
 """A size, and the states of random numbers that lead to it."""
@@ -68,8 +72,9 @@ def longest_and_last(
                 sample = data[number]
                 sizes[number], filled[number] = size_of(sample), _filled(sample)
         if len(set(sizes.values())) == 1 == len(set(filled.values())):
-            has_draws = len({size for size, _ in _draws(loader, batches[0])}) > 1
-            return batches[0] if has_draws else None, last, None
+            is_own = loader.collate_fn is not default_collate
+            is_drawn = is_own and len({size for size, _ in _draws(loader, batches[0])}) > 1
+            return batches[0] if is_drawn else None, last, None
     if len(set(sizes.values())) == 1:
         sizes.update(filled)
     padded = [
@@ -123,6 +128,23 @@ def _longest_of_epochs(
                 candidates, key=lambda batch: size_of(loader.collate_fn(samples_of(loader, batch)))
             )
     return longest
+
+
+def as_worker(loader: AnyLoader, read: Callable[[], Any]) -> Any:
+    """Return what ``read`` returns; a worker of the loader reads, if it has any: a data set that changes
+    itself as it is read then stays as it was for the script."""
+    if not loader.num_workers:
+        return read()
+    worker: AnyLoader = DataLoader(
+        vars(loader)["dataset"],
+        batch_sampler=[[]],
+        num_workers=1,
+        collate_fn=lambda samples: read(),
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context="fork",
+    )
+    (found,) = _ITERATOR.value()(worker)
+    return deepcopy(found)  # tensors in shared memory hold a file open
 
 
 def time_to_read(seconds: float) -> Callable[[], bool]:
@@ -179,11 +201,17 @@ def collated(loader: AnyLoader, numbers: Sequence[Any], drawn: Mapping[Any, Any]
     """Return a batch of these samples, the largest of those that data set and collate function
     draw."""
     before = _random_states()
-    _, states = max(_draws(loader, numbers), key=itemgetter(0), default=(0, before))
-    try:
+    is_own = loader.collate_fn is not default_collate
+    draws = as_worker(loader, lambda: _draws(loader, numbers)) if is_own else []
+    _, states = max(draws, key=itemgetter(0), default=(0, before))
+
+    def read() -> Any:
         samples = samples_of(loader, numbers, drawn)
         _set_random_states(states)
         return loader.collate_fn(samples)
+
+    try:
+        return as_worker(loader, read)
     finally:
         _set_random_states(before)
 
@@ -228,8 +256,6 @@ def largest_draws(
 def _draws(loader: AnyLoader, numbers: Sequence[int]) -> list[_Draw]:
     """Return sizes of a small batch that a collate function of the user's draws."""
     found: list[_Draw] = []
-    if loader.collate_fn is default_collate:
-        return found
     before = _random_states()
     with suppress(Exception):  # it may need more samples
         few = samples_of(loader, numbers[:2])

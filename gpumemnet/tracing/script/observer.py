@@ -41,6 +41,7 @@ from gpumemnet.torch_private.script import BACKWARD, DECORATE, GRADIENTS, MODULE
 from gpumemnet.torch_private.training import fill_history, history_of_first_step
 from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.recorder import Recorder
+from gpumemnet.tracing.script.counters import Counters, Progress
 from gpumemnet.tracing.script.generation import GENERATION, Generation
 from gpumemnet.tracing.script.libraries import take_from_gpu
 from gpumemnet.tracing.script.loops import Loops
@@ -171,21 +172,25 @@ class ScriptObserver:
         """The same key → the event after which it was made."""
         self._frozen: set[int] = set()
         """Identities of parameters that do not train in the first steps."""
-        self.loops = Loops(
-            self.recorder,
+        self.progress = Progress(
             lambda: bool(self.modules.depth) or self._passing or self._stepping,
             lambda: (self._stepped.total() or self._boundaries, len(self._made)),
+            lambda: (self.loaders.batches, self.loaders.epoch_batches),
             lambda: bool(self.loaders.known),
+        )
+        self.counters = Counters(self.recorder, self.progress)
+        self.loops = Loops(
+            self.recorder,
+            self.counters,
             lambda: self._generation.phase == GENERATION,
             self.loaders.number_of,
-            lambda: (self.loaders.batches, self.loaders.epoch_batches),
             (EnoughSteps, DeadlineReached),
         )
         self._repeated = RepeatedPasses(
             self.recorder,
             lambda: not self.modules.depth,
             self._model_starts,
-            self.loops.trained,
+            self.progress.trained,
         )
         self._were_on_gpu: set[int] = set()
         """Parameters that have left the GPU, and may be back."""
@@ -265,7 +270,7 @@ class ScriptObserver:
             self.notes[GENERATION] = self._generation.sentence
         calls = user_calls(error)
         is_error = isinstance(error, Exception) and not isinstance(error, StopIteration)
-        is_enough = self.loops.has_trained and not is_error
+        is_enough = self.progress.has_trained and not is_error
         if calls and (self.loaders.is_over is not None or self._whole or is_enough):
             self.notes["calls"] = (
                 f"the trace ended within {calls}: what the script does after it is not in the answer"
@@ -433,7 +438,7 @@ class ScriptObserver:
                 self._made.append(weakref.ref(optimizer))
                 self.loaders.is_over = self.loaders.is_over and False
                 self._made_at = self._stepped.total()
-                if self.loops.has_trained and not self._trains_another:
+                if self.progress.has_trained and not self._trains_another:
                     self._trains_another = True
                     self._begin_rest()
             make_optimizer(optimizer, *args, **kwargs)
@@ -510,7 +515,7 @@ class ScriptObserver:
             self.first = self.recorder.timeline()
             self._frozen = frozen_parameters(self._optimizers())
             self._counted_from, self._counted_at = self.recorder.now(), process_time()
-            self.loops.has_stepped = True
+            self.progress.has_stepped = True
             self.seen()
             self._end = self._boundaries + MORE_STEPS
             shorten_alarm(self.more_seconds)
@@ -522,24 +527,24 @@ class ScriptObserver:
         if self.first is None or get_worker_info() is not None:  # a module that transforms data
             return
         events = self.recorder.now() - self._counted_from
-        is_long = self.recorder.phase == GENERATION or self.loops.has_trained
+        is_long = self.recorder.phase == GENERATION or self.progress.has_trained
         most = MORE_EVENTS_OF_GENERATION if is_long else MORE_EVENTS
-        most = max(most, REST_STEPS * self._least_step[1] * self.loops.has_trained)
+        most = max(most, REST_STEPS * self._least_step[1] * self.progress.has_trained)
         seconds = process_time() - self._counted_at
-        is_late = seconds > self.more_seconds / 2 and not self.loops.has_trained  # slow steps
+        is_late = seconds > self.more_seconds / 2 and not self.progress.has_trained  # slow steps
         is_enough = (
             (events > most or is_late)
             and seconds > min(MORE_SECONDS, self.more_seconds / 2)
             and all(self._stepped[optimizer_key(each)] != 1 for each in self._optimizers())
         )
-        if not (is_enough or (is_over and not self.loops.has_trained)):
+        if not (is_enough or (is_over and not self.progress.has_trained)):
             return
-        if self.loops.has_trained:
+        if self.progress.has_trained:
             raise EnoughSteps
         self.seen()
         # The loaders of a library that trains can end, and so its epochs.
         if self.loops.trains or self.loaders.known:
-            self.loops.has_trained = True
+            self.progress.has_trained = True
             self.loaders.is_over = not self.loops.trains or None
             self.loaders.seconds = LATER_SECONDS
             self._counted_from, self._counted_at = self.recorder.now(), process_time()
@@ -609,7 +614,7 @@ class ScriptObserver:
             left,
             tuple(sentences),
             {each: self._made_events.get(key, 0) for key, each in self._states.items()},
-            self.loops.sizes,
+            self.counters.sizes,
             self.loops.queues,
         )
 

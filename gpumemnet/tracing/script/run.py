@@ -336,9 +336,9 @@ def run_script(call: ScriptCall) -> ScriptRun:
         ended = ""
         try:
             _run_to_stop(run)
-            if not observer.loops.has_trained:  # it has come to its end
-                observer.loops.waiting.clear()
-                observer.loops.sizes.clear()
+            if not observer.progress.has_trained:  # it has come to its end
+                observer.counters.waiting.clear()
+                observer.counters.sizes.clear()
         except EnoughSteps as error:
             observer.note_running(error)
         except GpumemnetError as error:
@@ -349,7 +349,7 @@ def run_script(call: ScriptCall) -> ScriptRun:
         except DeadlineReached as error:
             stop_alarm()
             observer.note_running(error)
-            if not observer.loops.has_trained and not observer.reach_deadline(user_calls(error)):
+            if not observer.progress.has_trained and not observer.reach_deadline(user_calls(error)):
                 raise
         except SystemExit as error:
             ended = f"{user_location(error)}: sys.exit({error.code!r})"
@@ -365,7 +365,7 @@ def run_script(call: ScriptCall) -> ScriptRun:
             if not isinstance(error, StopIteration):  # of a loader that has ended early
                 ended = observer.error = fault_sentence(error)
         if observer.error:
-            is_cut = observer.loaders.known or observer.loops.has_trained
+            is_cut = observer.loaders.known or observer.progress.has_trained
             cut = "the trace ends loops and data loaders early; perhaps by that, "
             observer.notes["error"] = (
                 f"{cut if is_cut else ''}an error ended the script, and what follows is not in the answer: "
@@ -526,7 +526,7 @@ def _shown(
         )
     for sentence in () if whole is None else whole.sentences:
         values.note_once(sentence)
-    lines = [*observer.loops.waiting]
+    lines = [*observer.counters.waiting]
     if whole is not None and lines:
         values.note_once(
             f"{', '.join(lines[:5])}: runs at a later step than the {whole.steps:,} that were traced, "
@@ -563,13 +563,13 @@ def _shown(
         model=f"{script.name} ({names})" if names else script.name,
         batch_size=observer.batch_size or 1,
         batch_sizes=observer.loaders.batch_sizes,
-        turned=observer.loops.turned,
+        turned=observer.counters.turned,
         later_bytes=0 if whole is None else whole.left_bytes,
         notes=(*torch_notes, *values.notes),
         branches=values.branches,
         selections=tuple(values.selections),
         is_lower_bound=observer.is_lower_bound,
-        error=next(errors, "" if observer.loops.has_trained else observer.error),
+        error=next(errors, "" if observer.progress.has_trained else observer.error),
         host=HostMemory(
             tensor_bytes=tensor_bytes,
             pinned_bytes=pinned_bytes,

@@ -37,6 +37,7 @@ from gpumemnet.tracing.script.longest_batch import (
     SAMPLED,
     AnyLoader,
     are_alike,
+    as_worker,
     collated,
     largest_draws,
     longest_and_last,
@@ -287,10 +288,20 @@ class Loaders:
             return []
         if loader not in self.known:
             longest = last = beside = None
-            with suppress(Exception), unseen():
+            seconds = self.seconds
+
+            def read() -> tuple[Any, ...]:
                 sizes: dict[Any, int] = {}
-                longest, last, beside = longest_and_last(loader, sizes, self.unread, self.seconds)
-                self.drawn[loader] = largest_draws(loader, longest or (), sizes, self.seconds)
+                unread: dict[str, None] = {}
+                found, drawn = longest_and_last(loader, sizes, unread, seconds), {}
+                with suppress(Exception):  # a data set may give each sample once
+                    drawn = largest_draws(loader, found[0] or (), sizes, seconds)
+                return found, drawn, unread
+
+            with suppress(Exception), unseen():
+                found, self.drawn[loader], unread = as_worker(loader, read)
+                longest, last, beside = found
+                self.unread.update(unread)
                 self.has_drawn |= bool(self.drawn[loader])
             known = [("the last batch", last), ("the longest batch", longest)]
             # Without no_grad, the graph of a batch lives until there is the next one.
@@ -306,13 +317,17 @@ class Loaders:
         long as the first of them is as it was."""
         known, drawn = self._made.setdefault(loader, {}), self.drawn.get(loader, {})
         first = numbers[0]
+
+        def first_size() -> int:
+            samples = samples_of(loader, [first])
+            with suppress(Exception):  # not each sample makes a batch
+                return size_of(loader.collate_fn(deepcopy(samples)))
+            return size_of(samples)
+
         size = 0
         if first not in drawn:
             with unseen():
-                samples = samples_of(loader, [first])
-                size = size_of(samples)
-                with suppress(Exception):  # not each sample makes a batch
-                    size = size_of(loader.collate_fn(deepcopy(samples)))
+                size = as_worker(loader, first_size)
         if are_alike(size, known.get(what, (inf,))[0]):
             return deepcopy(known[what][1])
         batch = collated(loader, numbers, drawn)

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from gpumemnet.tracing.recorder import Recorder
-from gpumemnet.tracing.script import loops
+from gpumemnet.tracing.script import counters, loops
 
 CODE = """
 def counted():
@@ -79,16 +79,15 @@ def test_loops_end_that_bring_nothing_new(
     )
     monkeypatch.setattr(loops, "_SECONDS", -1)
     monkeypatch.setattr(loops, "_REST_SECONDS", -1)
-    watched = loops.Loops(
-        cast(Recorder, recorder),
-        lambda: False,
-        lambda: (gpu.steps, 0),
-        generates=lambda: gpu.generates,
+    known = cast(Recorder, recorder)
+    counted = counters.Counters(
+        known, counters.Progress(is_inside=lambda: False, trained=lambda: (gpu.steps, 0))
     )
+    watched = loops.Loops(known, counted, generates=lambda: gpu.generates)
     names: dict[str, Any] = {
         "run": run,
         "train": lambda: setattr(gpu, "steps", gpu.steps + 1),
-        "enough": lambda: setattr(watched, "has_trained", True),
+        "enough": lambda: setattr(counted.progress, "has_trained", True),
         "generate": lambda: setattr(gpu, "generates", True),
         "backward": lambda: None,
         "Batch": type("Batch", (), {}),
@@ -100,4 +99,4 @@ def test_loops_end_that_bring_nothing_new(
     with watched.watching():
         exec(compile(tree, "train.py", "exec"), names)
     assert names["rounds"] == rounds
-    assert pickle.loads(pickle.dumps(watched.condition)) is None  # datasets hashes what code names
+    assert pickle.loads(pickle.dumps(counted.condition)) is None  # datasets hashes what code names
