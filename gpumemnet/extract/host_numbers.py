@@ -126,6 +126,10 @@ class HostNumbers:
         with names.unseen(), suppress(NotImplementedError):
             self._keep(tensor, _unchanged(numbers), is_drawn=is_drawn, is_soon=is_soon)
 
+    def make(self, tensor: Tensor, make: Callable[[], Tensor]) -> None:
+        """Remember what makes the numbers of a new tensor; many are made once they are needed."""
+        self._keep(tensor, make, is_drawn=False, is_soon=tensor.numel() <= _AT_ONCE)
+
     def draw(self, tensor: Tensor, draw: Callable[[], Tensor]) -> None:
         """Remember how the numbers of a new tensor are drawn."""
 

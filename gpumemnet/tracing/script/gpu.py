@@ -293,16 +293,17 @@ class GpuRequests(TorchFunctionMode):
             result = func(*args, **named)
             if isinstance(result, Tensor):
                 is_known = given is None and func in _KNOWN and not is_weight
-                if func is torch.empty and is_known and not keeps_numbers(result):
+                is_few = result.numel() <= MOST_NUMBERS
+                if func is torch.empty and is_known and not (is_few and keeps_numbers(result)):
                     self.numbers.keep(result, _ZERO)
-                elif is_known and result.numel() <= MOST_NUMBERS:
-                    real = func(*args, **{**named, "device": _HOST})
-                    if func is torch.empty:  # which elements are written to, or a collective fills
-                        real.zero_()
-                    if keeps_numbers(result) or _is_constant(func, args, result):
-                        result = real
+                elif is_known:
+                    make = partial(func, *args, **{**named, "device": _HOST})
+                    if is_few and (keeps_numbers(result) or _is_constant(func, args, result)):
+                        result = make()
+                        if func is torch.empty:  # which elements are written to
+                            result.zero_()
                     else:
-                        self.numbers.keep(result, real)
+                        self.numbers.make(result, make)
                 self._observer.arrived(result, _name_of(func))
                 self._draw(func, result)
             return result
@@ -334,12 +335,14 @@ class GpuRequests(TorchFunctionMode):
                 self._observer.stays_deferred(given, result)
             is_like = func in _LIKE and not called_from(names.TORCH_FOLDER)
             is_known = (is_like or func in _NEW) and len(tensors) == 1
-            if is_known and result.is_meta and result.numel() <= MOST_NUMBERS:
-                make = Tensor.new_zeros if func is Tensor.new_empty else func
-                with names.unseen():
-                    like = torch.empty(given.shape if is_like else 0, dtype=given.dtype)
-                    real = make(like, *args[1:], **named)
-                self.numbers.keep(result, real)
+            if is_known and result.is_meta:
+                made_like = Tensor.new_zeros if func is Tensor.new_empty else func
+                shape, dtype = given.shape if is_like else (0,), given.dtype
+
+                def real() -> Tensor:
+                    return made_like(torch.empty(shape, dtype=dtype), *args[1:], **named)
+
+                self.numbers.make(result, real)
         if func in _RANDOM:
             self._random[result] = None
             self._draw(func, result)

@@ -41,7 +41,8 @@ def longest_and_last(
     loader: AnyLoader, sizes: dict[Any, int], unread: dict[str, None], seconds: float
 ) -> tuple[Sequence[Any] | None, ...]:
     """Return the numbers of the samples in the longest batch, if samples differ in size, in the
-    last one, if it is smaller, and in the one beside the longest.
+    last one, if it is smaller, in the one beside the longest, and in the first one, if another is
+    the longest and the first one is the same in each epoch.
 
     Args:
         loader: gives them.
@@ -51,7 +52,7 @@ def longest_and_last(
     """
     data, sampler = vars(loader)["dataset"], loader.batch_sampler
     if sampler is None or not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
-        return None, None, None
+        return (None,) * 4
     count = len(data)
     # A copy, because some are iterators of their own: Lightning's, when it predicts.
     batches, drawn = [], 0
@@ -74,7 +75,7 @@ def longest_and_last(
         if len(set(sizes.values())) == 1 == len(set(filled.values())):
             is_own = loader.collate_fn is not default_collate
             is_drawn = is_own and len({size for size, _ in _draws(loader, batches[0])}) > 1
-            return batches[0] if is_drawn else None, last, None
+            return batches[0] if is_drawn else None, last, None, None
     if len(set(sizes.values())) == 1:
         sizes.update(filled)
     padded = [
@@ -87,7 +88,9 @@ def longest_and_last(
         ] = None
     place = padded.index(max(padded))
     beside = [*batches[place + 1 : place + 2], *batches[place - 1 :]][0]
-    return _longest_of_epochs(loader, batches, batches[place], sizes), last, beside
+    is_in_order = isinstance(getattr(sampler, "sampler", None), SequentialSampler)
+    first = batches[0] if place and is_in_order else None
+    return _longest_of_epochs(loader, batches, batches[place], sizes), last, beside, first
 
 
 def _longest_of_epochs(

@@ -287,7 +287,7 @@ class Loaders:
         if self.is_over and self.trains(loader):
             return []
         if loader not in self.known:
-            longest = last = beside = None
+            longest = last = beside = first = None
             seconds = self.seconds
 
             def read() -> tuple[Any, ...]:
@@ -300,17 +300,21 @@ class Loaders:
 
             with suppress(Exception), unseen():
                 found, self.drawn[loader], unread = as_worker(loader, read)
-                longest, last, beside = found
+                longest, last, beside, first = found
                 self.unread.update(unread)
                 self.has_drawn |= bool(self.drawn[loader])
             known = [("the last batch", last), ("the longest batch", longest)]
             # Without no_grad, the graph of a batch lives until there is the next one.
             if torch.is_grad_enabled() and not self.trains(loader):
                 known.insert(1, ("a batch beside the longest", beside))
+            # A script may sample from its first batch alone.
+            if first is not None and not self.trains(loader):
+                known.append(("the first batch", first))
             self.known[loader] = known
             return [*known]
         known = self.known[loader]
-        return known[-1:] * 2 if self.trains(loader) else [*known]
+        of_training = [each for each in known if each[0] == "the longest batch"]
+        return of_training * 2 if self.trains(loader) else [*known]
 
     def made(self, loader: AnyLoader, what: str, numbers: Sequence[Any]) -> Any:
         """Return a batch that was chosen; samples can take long to read, so they are read once, as

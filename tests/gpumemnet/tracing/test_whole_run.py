@@ -738,6 +738,26 @@ for epoch in range(160):
         129 + WORKSPACE,
         "",
     ),
+    "read_once": Case(  # a worker reads each sample once; one of 1,024 rows is used, not of 40,000
+        """
+rows = [torch.zeros(1024 if i == 0 else 40_000 if i == 5 else 2000, 4096) for i in range(20)]
+class Once(Dataset):
+    def __init__(self): self.left = [*range(64)]
+    def __len__(self): return 64
+    def __getitem__(self, number):
+        self.left.remove(number)
+        return torch.zeros(9 + 64 * (number == 41), 4096)
+model = wide(1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(5):
+    for batch in DataLoader(Once(), 1, num_workers=1): step(optimizer, model(batch.cuda()).mean())
+    for i, batch in enumerate(DataLoader(rows)):
+        with torch.no_grad(): i or model(batch.cuda())
+""",
+        128 + 32,
+        128 + 34 + WORKSPACE,
+        "",
+    ),
     "in_order": Case(  # weights, gradients, Adam with its temporaries; the evaluation is no generation
         """
 model = wide(1)
