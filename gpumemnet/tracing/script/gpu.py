@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
@@ -631,14 +632,16 @@ def _passes_gradient(value: Any) -> bool:
 
 
 def _as_index(index: Any) -> Any:
-    """An index with tensors in place of lists of numbers."""
+    """An index with tensors in place of arrays and lists of numbers."""
     if isinstance(index, tuple):
         return tuple(map(_as_index, index))
     if isinstance(index, slice):  # of what C++ refuses to read
         ends = (index.start, index.stop, index.step)
         return slice(*(read_number(each) if _is_inference(each) else each for each in ends))
-    are_numbers = isinstance(index, list) and all(type(each) in (int, bool) for each in index)
-    return torch.tensor(index, dtype=None if index else torch.long) if are_numbers else index
+    if isinstance(index, list) and all(isinstance(each, int | np.generic) for each in index):
+        index = np.array(index, None if index else np.int64)
+    is_whole = isinstance(index, np.ndarray) and index.dtype.kind in "biu"
+    return torch.tensor(index) if is_whole else index
 
 
 def _is_inference(value: Any) -> bool:

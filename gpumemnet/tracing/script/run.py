@@ -207,6 +207,7 @@ class ScriptRun:
         batch_sizes: as in :class:`~gpumemnet.tracing.script.whole_run.Loaders`.
         turned: conditions that were taken the other way before their time → after how many events.
         later_bytes: what passes after the traced steps can take beyond them.
+        cudnn_benchmark: whether cuDNN searches for algorithms, at the end.
         notes, branches, selections, is_lower_bound, error: values of the same fields of the answer.
     """
 
@@ -225,12 +226,13 @@ class ScriptRun:
     is_lower_bound: bool
     error: str
     host: HostMemory
+    cudnn_benchmark: bool
 
 
 def result_of_script(run: ScriptRun, call: ScriptCall, with_curve: bool = False) -> TraceAnswer:
     """Return the answer for a run of ``call``; ``with_curve`` includes the memory over one step."""
     arguments: Document = {
-        "platform": call.platform,
+        "platform": replace(call.platform, cudnn_benchmark=run.cudnn_benchmark),
         "settings": run.settings,
         "model": run.model,
         "batch_size": run.batch_size,
@@ -568,6 +570,7 @@ def _shown(
         notes=(*torch_notes, *values.notes),
         branches=values.branches,
         selections=tuple(values.selections),
+        cudnn_benchmark=torch.backends.cudnn.benchmark,
         is_lower_bound=observer.is_lower_bound,
         error=next(errors, "" if observer.progress.has_trained else observer.error),
         host=HostMemory(
