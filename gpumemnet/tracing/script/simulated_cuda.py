@@ -375,7 +375,8 @@ class _CudaTensorType(type):
     def __instancecheck__(cls, value: object) -> bool:
         return isinstance(value, Tensor) and value.dtype == cls.dtype and value.is_cuda
 
-    def __call__(cls, *args: Any) -> Tensor:
+    def __call__(cls, *args: Any, device: object = None, **named: Any) -> Tensor:
+        args = args or (*named.values(),)
         if len(args) == 1 and not isinstance(args[0], int | torch.Size):
             return torch.as_tensor(args[0], dtype=cls.dtype).to(GPU)
         shape = args[0] if args and isinstance(args[0], torch.Size) else args or (0,)
@@ -388,8 +389,8 @@ class _CudaSparseTensorType(_CudaTensorType):
     def __instancecheck__(cls, value: object) -> bool:
         return super().__instancecheck__(value) and value.layout is torch.sparse_coo  # type: ignore[attr-defined]
 
-    def __call__(cls, *args: Any, device: object = None) -> Tensor:
-        return torch.sparse_coo_tensor(*args, dtype=cls.dtype, device=GPU)
+    def __call__(cls, *args: Any, device: object = None, **named: Any) -> Tensor:
+        return torch.sparse_coo_tensor(*args, **named, dtype=cls.dtype, device=GPU)
 
 
 def cuda_tensor_types() -> list[tuple[TorchName, object]]:

@@ -159,6 +159,8 @@ CONDITIONS = {
     "narrowed_mask": (
         "m = (x * loss)[:, 0] > 0\nassert len(x[(m & (torch.arange(64).cuda() < 9)).view(8, 8).flatten()]) == 9\n"
         "assert len((torch.arange(2**21).cuda() < 9).nonzero()) == 9\n"
+        "w = torch.eye(1100, device='cuda')\nassert len((w @ w).nonzero()) == 1100\n"
+        "assert len(x[__import__('numpy').arange(64) < 9]) == 9\n"
         "n = (x * loss)[m, 1] > 0\nkept = x[m][n]\nm[m.clone()] = n\n"
         "assert torch.cat([x, x])[torch.cat([m, m])].shape[0] == 2 * len(kept)\n"
         "k, f = torch.arange(64).cuda() < 9, (x * loss)[:, 0]\nf[~k] = 0\n"
