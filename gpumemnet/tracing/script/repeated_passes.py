@@ -8,7 +8,8 @@ runs within a long pass, such as the steps of a sampler that is a module.
 A pass repeats another if the model is the same, and numbers, switches and words that its modules
 keep, the shapes of its tensors and its other arguments are equal: a model that counts its passes
 always runs.  It must also allocate and free the same in the same order, and leave nothing but its
-output and what takes the place of as much.  What other arguments hold must be equal too, some
+output and what takes the place of others in the attributes of modules, such as the attention of the
+last pass; they get it again.  What other arguments hold must be equal too, some
 levels deep, and as before when it returns.  Where more is on the GPU than when a pass last ran,
 because outputs are gathered, it runs again.
 """
@@ -61,13 +62,16 @@ class _Known:
     Attributes:
         recorded: what the last one allocated.
         output: what it returned, with a number in the place of each tensor.
-        layouts: of these tensors: size, stride, offset, type, number of its storage in the pass.
+        attributes: where modules of the model keep tensors that it made: path and name.
+        layouts: of the tensors in its output and these attributes: size, stride, offset, type, number
+            of its storage in the pass.
         runs: how many equal passes ran, one after the other.
         live_bytes: bytes on the GPU when the last one began.
     """
 
     recorded: RecordedPass
     output: Any
+    attributes: list[tuple[str, str]]
     layouts: list[tuple[torch.Size, tuple[int, ...], int, torch.dtype, int]]
     runs: int
     live_bytes: int
@@ -120,6 +124,7 @@ class RepeatedPasses:
             if is_part or (torch.is_grad_enabled() and not turns_off):
                 return call(*args, **kwargs)
             before, live = key(), self._recorder.live_bytes()
+            model = None if turns_off else args[0]
             known = self._known.get(before)
             if (
                 known is not None
@@ -128,10 +133,9 @@ class RepeatedPasses:
             ):
                 if is_outermost:
                     self._starting()
-                return self._again(known)
+                return self._again(known, model)
             output = call(*args, **kwargs)
             if self._recorder.now() > start and key() == before:
-                model = None if turns_off else args[0]
                 self._learn(before, start, output, live, model)
             return output
 
@@ -158,15 +162,16 @@ class RepeatedPasses:
         try:
             with without_function_modes():
                 form = _form(output, found)
-                held = set() if model is None else _held(model)
+                attributes = {} if model is None else _attributes(model)
         except _NotRepeatedError:
             return
-        numbers = [recorded.left.get(storage_id(tensor)) for tensor in found]
-        # A module may have put what it makes anew in the place of as much, such as normed weights,
-        # with what their graphs keep.
-        kept = {key: number for key, number in recorded.left.items() if number not in numbers}
-        is_same = sorted(map(recorded.size_bytes, kept.values())) == sorted(recorded.freed)
-        if None in numbers or not is_same or (kept and held.isdisjoint(kept)):
+        numbers = {recorded.left.get(storage_id(tensor)) for tensor in found}
+        kept = {key for key, number in recorded.left.items() if number not in numbers}
+        attributes = {at: each for at, each in attributes.items() if storage_id(each) in kept}
+        found += attributes.values()
+        # What a module makes is in the place of others, such as normed weights.
+        is_held = kept == {*map(storage_id, attributes.values())}
+        if None in numbers or len(kept) != len(recorded.freed) or not is_held:
             return
         layouts = [
             (
@@ -174,9 +179,9 @@ class RepeatedPasses:
                 tensor.stride(),
                 int(tensor.storage_offset()),
                 tensor.dtype,
-                number or 0,
+                recorded.left[storage_id(tensor)],
             )
-            for tensor, number in zip(found, numbers, strict=True)
+            for tensor in found
         ]
         is_equal = (
             before is not None
@@ -185,9 +190,9 @@ class RepeatedPasses:
             and repr(before.output) == repr(form)
         )
         runs = before.runs + 1 if before is not None and is_equal else 1
-        self._known[key] = _Known(recorded, form, layouts, runs, live_bytes)
+        self._known[key] = _Known(recorded, form, [*attributes], layouts, runs, live_bytes)
 
-    def _again(self, known: _Known) -> Any:
+    def _again(self, known: _Known, model: nn.Module | None) -> Any:
         storages: dict[int, Tensor] = {}
         tensors = []
         with without_function_modes():
@@ -204,14 +209,19 @@ class RepeatedPasses:
             known.recorded,
             {number: tensor.untyped_storage() for number, tensor in storages.items()},
         )
+        for (path, name), tensor in zip(known.attributes[::-1], tensors[::-1], strict=False):
+            setattr(model and model.get_submodule(path), name, tensor)
         return _filled(known.output, tensors)
 
 
-def _held(model: nn.Module) -> set[int]:
-    """Return the numbers of the storages of a model's attributes and buffers."""
-    values = (value for module in model.modules() for value in vars(module).values())
-    tensors = [*model.buffers(), *(each for each in values if isinstance(each, Tensor))]
-    return {*map(storage_id, tensors)}
+def _attributes(model: nn.Module) -> dict[tuple[str, str], Tensor]:
+    """Return the tensors that are attributes or buffers of a model's modules, by path and name."""
+    return {
+        (path, name): value
+        for path, module in model.named_modules()
+        for name, value in (vars(module) | vars(module)["_buffers"]).items()
+        if isinstance(value, Tensor)
+    }
 
 
 def _state(model: nn.Module) -> Hashable:

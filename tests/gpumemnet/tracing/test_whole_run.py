@@ -477,13 +477,16 @@ class Doubling(nn.Module):
     def forward(self, x):
         self.runs.append(0)
         for _ in range(8): x = x * 2
+        self.held = x * 2  # in the place of that of another size
         return x
 class Sampler(nn.Module):
     def __init__(self):
         super().__init__()
-        self.model = Doubling()
+        self.model = nn.Sequential(Doubling())
     def forward(self, x):
-        for i in range(1000): x = self.model(x)
+        for i in range(1000):
+            self.model(x[: 3 + i % 2])
+            assert len(self.model[0].held) == 3 + i % 2
         return x
 with torch.no_grad(): Sampler()(torch.ones(4).cuda())
 assert len(Doubling.runs) < 500
