@@ -6,6 +6,7 @@ of their code.
 
 from __future__ import annotations
 
+import os
 import sys
 import sysconfig
 import traceback
@@ -181,10 +182,10 @@ def _library_folders(with_torch: bool) -> frozenset[str]:
 
 @cache
 def _lies_in(filename: str, folders: frozenset[str]) -> bool:
+    if filename.startswith(("<", *(f"{folder}{os.sep}" for folder in folders))):
+        return True
     path = Path(filename)
-    is_installed = not _INSTALLED.isdisjoint(path.parts) or any(map(_holds_packages, path.parents))
-    is_in = any(path.is_relative_to(folder) for folder in folders)
-    return is_installed or is_in or filename.startswith("<")
+    return not _INSTALLED.isdisjoint(path.parts) or any(map(_holds_packages, path.parents))
 
 
 @cache

@@ -208,7 +208,7 @@ class ModelTracer:
         """Return the reserved bytes on a GPU that is large enough, as a job is described without
         its GPU."""
         run = self._long_run(timeline)
-        sizes = [timeline.sizes[origin] for origin in run.origins]
+        sizes = [timeline.storages[origin].size_bytes for origin in run.origins]
         return replayed(run.timeline, sizes, self._request.allocator).reserved_bytes
 
     def _job(self, reserved_bytes: int) -> TrainingJob:

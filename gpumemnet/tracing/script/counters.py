@@ -144,8 +144,8 @@ class Running:
     asked: set[Hashable] = field(default_factory=set)
     has_parts: bool = False
     """Whether it is over the parts of a model, of which none may be left out."""
-    ends_itself: bool = False
-    """Whether it is over a data loader, which ends early once the first steps are over."""
+    ends_itself: int = 0
+    """Batches of the data loader that it is over, which ends early once the first steps are over."""
     is_outer: bool = False
     """Whether another loop trains within it, as one over epochs: that one has met what changes from
     step to step."""

@@ -35,6 +35,8 @@ class Gathered:
     def __init__(self) -> None:
         self._lengths: dict[int, tuple[int, int]] = {}
         """Identity of a list → its length after the last round, and by how much that rose."""
+        self._before: dict[int, tuple[int, int]] = {}
+        """The same after the round before."""
         self._number = 0
         """That of the round."""
 
@@ -46,7 +48,7 @@ class Gathered:
             number: that of the round; some are left out, which do nothing on the GPU.
         """
         known = self._lengths if number == self._number + 1 else {}
-        self._number = number
+        self._number, self._before = number, self._lengths
         self._lengths = {
             id(each): (len(each), len(each) - known.get(id(each), (len(each), 0))[0])
             for each in _lists(frame)
@@ -68,12 +70,32 @@ class Gathered:
             length, rise = self._lengths.get(id(each), (0, 0))
             self._lengths[id(each)] = len(each) + rounds * rise, rise
             is_other = trains and tensors_in(each[-rise:])
-            if 0 < rise == len(each) - length and rise * rounds <= _MOST_ENTRIES and not is_other:
-                last, copies = each[-rise:], range(min(rounds, _MOST_COPIES // rise))
-                shared = {*map(storage_id, tensors_in(each[:-rise]))}
-                for _ in copies:
-                    each += tree_map_only(Tensor, partial(_copied, shared), last)
-                each += last * (rounds - len(copies))
+            if rise == len(each) - length and not is_other:
+                _add(each, rise, rounds)
+
+    def end(self, frame: FrameType, rounds: int) -> None:
+        """Add what the ``rounds`` would that a data loader has left out; its last batch was the last
+        one of an epoch, which may be smaller.
+
+        Args:
+            frame: as in :meth:`learn`.
+            rounds: those that are left out.
+        """
+        for each in _lists(frame):
+            length, rise = self._lengths.get(id(each), (0, 0))
+            if length == len(each):
+                _add(each, max(rise, self._before.get(id(each), (0, 0))[1]), rounds)
+
+
+def _add(entries: list[Any], rise: int, rounds: int) -> None:
+    """Add copies of the last ``rise`` entries for each of ``rounds``."""
+    if not 0 < rise * rounds <= _MOST_ENTRIES:
+        return
+    shared = {*map(storage_id, tensors_in(entries[:-rise]))}
+    last, copies = entries[-rise:], range(min(rounds, _MOST_COPIES // rise))
+    for _ in copies:
+        entries += tree_map_only(Tensor, partial(_copied, shared), last)
+    entries += last * (rounds - len(copies))
 
 
 def _copied(shared: set[int], tensor: Tensor) -> Tensor:

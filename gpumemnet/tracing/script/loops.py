@@ -72,6 +72,8 @@ _TRAINERS: Final = (
 _CALM_ROUNDS: Final = 16
 """Rounds that bring nothing new, after which a loop may be left that does not train."""
 _CALM_ROUNDS_OF_TRAINING: Final = 3
+_MANY: Final = 8
+"""Rounds that are left of such a loop whose rounds each make an optimizer, before it is left."""
 _COMPUTING: Final = ("builtins", "gpumemnet", "numpy", "scipy", "torch", "PIL")
 """Packages whose errors tell that something cannot be computed; others steer a run by theirs."""
 _MOST_ERRORS: Final = 200
@@ -189,7 +191,10 @@ class Loops:
                 before_rise, rise = rise, end - most_bytes
                 keeps = rise == before_rise > 0 and top - self._tops[place] <= rise
                 keeps = keeps and not progress.has_stepped
-                is_new = (is_new and not keeps) or made > before[2]
+                # Of many rounds that each make an optimizer, as of clients or folds, some tell.
+                is_sized = isinstance(numbers, range | list | tuple | np.ndarray)
+                has_many = is_sized and len(numbers) - loop.given > _MANY
+                is_new = (is_new and not keeps) or (made > before[2] and not has_many)
                 calm = 0 if is_new else calm + 1
                 loop.whole = loop.whole if progress.has_trained else loop.given
                 loop.least_bytes = min(end, loop.least_bytes)
@@ -210,7 +215,8 @@ class Loops:
                     # Conditions on another counter than a loop's own number wait for its next rise.
                     of_epochs = 1 if loop.numbers else RISES
                     is_slow = second - before[0] > _LESS_SECONDS
-                    enough = of_epochs if loop.is_outer or is_slow else _CALM_ROUNDS_OF_TRAINING
+                    are_enough = (loop.is_outer or is_slow) and place not in self.making
+                    enough = of_epochs if are_enough else _CALM_ROUNDS_OF_TRAINING
                     is_done = has_trained and calm >= enough
                     # Other numbers bring something else, and epochs were cut for them. Slow rounds
                     # that bring something take the time for it.
@@ -271,6 +277,8 @@ class Loops:
                 break
         except StopIteration:
             self._met(loop)
+            if loop.ends_itself and place not in self.training and progress.is_cut():
+                gathered.end(sys._getframe(1), loop.ends_itself - loop.given)
         finally:
             stepped, kept = progress.trained()
             if stepped > steps and kept == made:  # it trains what an earlier round has made
@@ -289,7 +297,7 @@ class Loops:
         loop.given += 1
         if trains and not batches:
             loop.most = max(loop.most, self._batch_size(item))
-        loop.ends_itself = loop.given <= batches
+        loop.ends_itself = batches if loop.given <= batches else 0
         if loop.given == 1:
             parts = item if type(item) is tuple else (item,)
             loop.has_parts = any(isinstance(each, nn.Module) for each in parts)

@@ -124,7 +124,7 @@ class WholeRun:
         known = {event for event in events[:end] if event >= 0}
         gone = {~event for event in events[:peak] if event < 0}
         whole = (
-            self.timeline.sizes[number]
+            self.timeline.storages[number].size_bytes
             for numbers, made in self.state.items()
             if made <= peak and not known.isdisjoint(numbers) and gone.isdisjoint(numbers)
             for number in numbers

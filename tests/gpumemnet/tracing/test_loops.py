@@ -42,6 +42,16 @@ rounds, kept = 0, []
             "    if epoch == 5: enough()",
             9,
         ),
+        # of clients that each make an optimizer, three like those before; few may be unlike
+        (
+            "for client in [*range(100)]:\n    rounds += 1; make(); run(); train()\n"
+            "    if client == 5: enough()",
+            7,
+        ),
+        (
+            "for client in range(9):\n    rounds += 1; make(); run(); train()\n    if client == 5: enough()",
+            9,
+        ),
         # the first batch is not kept
         (
             "for i, x in enumerate(Batch() for _ in range(3)):\n"
@@ -65,7 +75,7 @@ rounds, kept = 0, []
 def test_loops_end_that_bring_nothing_new(
     loop: str, rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpu = SimpleNamespace(events=0, bytes=0, most=0, steps=0, generates=False)
+    gpu = SimpleNamespace(events=0, bytes=0, most=0, steps=0, made=0, generates=False)
 
     def run(kept_bytes: int = 0, most: int = 0) -> None:
         gpu.events, gpu.bytes, gpu.most = gpu.events + 1, gpu.bytes + kept_bytes, most
@@ -81,12 +91,13 @@ def test_loops_end_that_bring_nothing_new(
     monkeypatch.setattr(loops, "_REST_SECONDS", -1)
     known = cast(Recorder, recorder)
     counted = counters.Counters(
-        known, counters.Progress(is_inside=lambda: False, trained=lambda: (gpu.steps, 0))
+        known, counters.Progress(is_inside=lambda: False, trained=lambda: (gpu.steps, gpu.made))
     )
     watched = loops.Loops(known, counted, generates=lambda: gpu.generates)
     names: dict[str, Any] = {
         "run": run,
         "train": lambda: setattr(gpu, "steps", gpu.steps + 1),
+        "make": lambda: setattr(gpu, "made", gpu.made + 1),
         "enough": lambda: setattr(counted.progress, "has_trained", True),
         "generate": lambda: setattr(gpu, "generates", True),
         "backward": lambda: None,

@@ -761,6 +761,25 @@ for epoch in range(5):
         128 + 34 + WORKSPACE,
         "",
     ),
+    "pool": Case(  # the best of all scores, of which the loader gives few
+        """
+class Pool(Dataset):
+    def __len__(self): return 20_000
+    def __getitem__(self, number): return sum(range(40_000)) * torch.zeros(64), number
+model, rows = nn.Linear(64, 1).cuda(), Pool()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(3):
+    sampler = torch.utils.data.SubsetRandomSampler(range(5000))
+    for x, _ in DataLoader(rows, 128, sampler=sampler): step(optimizer, model(x.cuda()).mean())
+    scores = []
+    for x, _ in DataLoader(rows, 128):
+        with torch.no_grad(): scores.extend(model(x.cuda()).cpu())
+    torch.randn(torch.stack(scores).view(-1).topk(4096)[1].shape[0], 4096).cuda()
+""",
+        64,
+        65 + WORKSPACE,
+        "",
+    ),
     "in_order": Case(  # weights, gradients, Adam with its temporaries; the evaluation is no generation
         """
 model = wide(1)
