@@ -513,6 +513,11 @@ def largest_answer(trace: TraceScript, end: float = inf) -> TraceAnswer:
     )
 
 
+def _done(answer: TraceAnswer) -> set[str]:
+    """Return what a script has done, of whichever batch."""
+    return {each.name.partition(" of ")[0] for each in answer.phases}
+
+
 def _over_branches(trace: TraceScript, end: float) -> tuple[TraceAnswer, Assumptions]:
     """Return the largest answer over the ways that the script can go, and its assumptions."""
     usual, opposite = USUAL, Assumptions(opposite=True)
@@ -525,13 +530,13 @@ def _over_branches(trace: TraceScript, end: float) -> tuple[TraceAnswer, Assumpt
             answer = trace(MADE_UP)
             return replace(answer, notes=(*answer.notes, f"{_MADE_UP_NOTE}: {error}.")), MADE_UP
         raise error from None
-    met = {each.name for each in first.phases}
+    met = _done(first)
     went_on = {each for each in first.notes if each.startswith(WENT_ON)}
     is_suspect = went_on and monotonic() < end and any(_READ in each for each in first.notes)
     if first.error or is_suspect:
         with suppress(ExtractError):  # perhaps of a number that cannot be
             further = trace(MADE_UP)
-            is_whole = met <= {each.name for each in further.phases}
+            is_whole = met <= _done(further)
             # An error that is met either way does not follow from values.
             is_whole &= first.error != further.error or not went_on <= {*further.notes}
             gains = further.safe_bytes - first.safe_bytes
