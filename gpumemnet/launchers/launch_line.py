@@ -95,7 +95,8 @@ def parse_launch(words: Sequence[str], gpus: int | None = None) -> Launch:
         InvalidRequestError: the line has another form, or starts what cannot be traced.
     """
     left = list(words)
-    variables: dict[str, str] = {}
+    # Of the caller's shell, as if the line began with it; one that hides all GPUs is not meant here.
+    variables = {VISIBLE: shell} if (shell := os.environ.get(VISIBLE)) else {}
     while left and _VARIABLE.fullmatch(left[0]):
         name, _, value = left.pop(0).partition("=")
         variables[name] = value

@@ -125,6 +125,14 @@ def test_lines_that_take_all_gpus_are_told_how_many(line: str, ranks: int) -> No
     assert (launch.script, launch.ranks) == ("train.py", ranks)
 
 
+def test_gpus_that_the_shell_names_are_those_of_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for named, of_line, ranks in (("2,3", "2,3", 2), ("", "", None)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+        launch = parse_launch(["deepspeed", "--num_gpus", "1", "train.py"])
+        assert launch.variables.get("CUDA_VISIBLE_DEVICES", "") == of_line
+        assert ranks is None or parse_launch(["deepspeed", "train.py"]).ranks == ranks
+
+
 def test_programs_of_python_run_here_and_others_start_processes(tmp_path: Path) -> None:
     program = tmp_path / "tune"
     program.write_text("#!/usr/bin/python3\n")
