@@ -22,7 +22,7 @@ from typing import (
 import numpy as np
 
 from gpumemnet.atomic_files import Document, from_json
-from gpumemnet.errors import InvalidRequestError, MissingExtraError, ServiceError
+from gpumemnet.errors import InvalidRequestError, ServiceError, check_installed
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.distribution import PUBLISHED_BINS, BinScheme, bins_of_width
@@ -176,10 +176,9 @@ class Client:
         key = os.environ.get(API_KEY_VARIABLE) if api_key is None else api_key
         if key and not (key.isascii() and key.isprintable() and " " not in key):
             raise InvalidRequestError("must be printable ASCII without spaces", "api_key")
-        try:
-            import httpx
-        except ImportError:
-            raise MissingExtraError("httpx", "client", "asking a service") from None
+        check_installed("httpx", "client", "asking a service")
+        import httpx
+
         headers = {"Content-Type": "application/json"}
         headers |= {"Authorization": f"Bearer {key}"} if key else {}
         self.url = (url or os.environ.get(URL_VARIABLE) or DEFAULT_URL).rstrip("/")

@@ -26,6 +26,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 
 
 class GpumemnetError(Exception):
@@ -148,6 +149,16 @@ class MissingExtraError(GpumemnetError):
         super().__init__(
             f"{purpose} needs the package '{package}': install the extra, in a clone with  pip install -e '.[{extra}]'"
         )
+
+
+def check_installed(package: str, extra: str, purpose: str) -> None:
+    """Check, without importing it, that an optional package is there for ``purpose``.
+
+    Raises:
+        MissingExtraError: it is not installed; names the extra that has it.
+    """
+    if find_spec(package) is None:
+        raise MissingExtraError(package, extra, purpose)
 
 
 def first_line(error: BaseException, max_characters: int = 200) -> str:

@@ -17,7 +17,7 @@ import gpumemnet
 from gpumemnet.batch.finished_parts import PartFiles, Tally
 from gpumemnet.batch.part_predictions import Answers, BatchOptions, PartPredictor, encode
 from gpumemnet.batch.parts import Part
-from gpumemnet.errors import DatasetError, GpumemnetError, MissingExtraError
+from gpumemnet.errors import DatasetError, GpumemnetError, check_installed
 
 
 def predict_on_ray(
@@ -135,10 +135,9 @@ def load_ray() -> Any:
         MissingExtraError: when Ray is not installed.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-    except ImportError:
-        raise MissingExtraError("ray", "ray", "--engine ray") from None
+    check_installed("ray", "ray", "--engine ray")
+    import ray
+
     return ray
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -19,7 +18,7 @@ from gpumemnet.cli.output import (
     print_json,
     print_table,
 )
-from gpumemnet.errors import DatasetError, InvalidRequestError, MissingExtraError
+from gpumemnet.errors import DatasetError, InvalidRequestError, check_installed
 from gpumemnet.predict.bundle import (
     Bundle,
     check_replaceable,
@@ -181,8 +180,7 @@ def drift(
 ) -> None:
     """Test whether recent jobs call for retraining. Exit code 10 when they do, 0 when not, 2 when
     it cannot be said."""
-    if find_spec("scipy") is None:
-        raise MissingExtraError("scipy", "drift", "testing for drift")
+    check_installed("scipy", "drift", "testing for drift")
     from gpumemnet.predict.predictor import Predictor
     from gpumemnet.site.drift import (  # loads onnxruntime
         ALPHA,

@@ -7,14 +7,13 @@ once, as PyTorch counts it.  This module loads no torch; the first extraction do
 
 from __future__ import annotations
 
-import importlib.util
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.atomic_files import Document
-from gpumemnet.errors import ExtractError, MissingExtraError
+from gpumemnet.errors import ExtractError, check_installed
 from gpumemnet.extract.factory import build, factory_request, source_code
 from gpumemnet.gpu import device_profile
 from gpumemnet.job.json_codec import job_from_dict, job_to_dict
@@ -125,8 +124,7 @@ def extract_job(
         InvalidJobError: the batch size is out of range.
     """
     check_batch_size(batch_size)
-    if importlib.util.find_spec("torch") is None:
-        raise MissingExtraError("torch", "extract", "extracting a job from a model")
+    check_installed("torch", "extract", "extracting a job from a model")
     from gpumemnet.extract.module_calls import as_model_inputs
 
     return extract_from(model, as_model_inputs(inputs, batch_size), options)

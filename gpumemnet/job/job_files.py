@@ -13,7 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from gpumemnet.errors import DatasetError, InvalidRequestError, MissingExtraError, first_line
+from gpumemnet.errors import (
+    DatasetError,
+    InvalidRequestError,
+    check_installed,
+    first_line,
+)
 from gpumemnet.job.arrow_codec import WORD_FIELDS, check_names
 
 FORMATS: Final = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
@@ -210,10 +215,9 @@ def import_pyarrow(purpose: str) -> Any:
     Raises:
         MissingExtraError: when pyarrow is not installed.
     """
-    try:
-        import pyarrow
-    except ImportError:
-        raise MissingExtraError("pyarrow", "parquet", purpose) from None
+    check_installed("pyarrow", "parquet", purpose)
+    import pyarrow
+
     return pyarrow
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.atomic_files import Document, from_json
-from gpumemnet.errors import ExtractError, MissingExtraError
+from gpumemnet.errors import ExtractError, check_installed
 from gpumemnet.gpu import DeviceProfile
 from gpumemnet.job.training_job import OPTIMIZERS
 from gpumemnet.named.catalogue import NamedModel
@@ -84,8 +84,7 @@ def stated_job(model: NamedModel, method: Method, request: TraceRequest) -> Docu
     if reason:
         raise ExtractError(reason)
     for package in _packages(model, method):
-        if find_spec(package) is None:
-            raise MissingExtraError(package, "fit", PURPOSE)
+        check_installed(package, "fit", PURPOSE)
     return {
         "model": asdict(replace(model, extracted=None)),
         "method": asdict(method),

@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from gpumemnet.errors import MissingExtraError
+from gpumemnet.errors import check_installed
 from gpumemnet.job.job_table import Array, Flags, Indices
 from gpumemnet.planner.chain import KEEP, OPTIONS, Chain
 from gpumemnet.planner.plans import COPIES_BEHIND, FETCHED_AHEAD, Decision
@@ -169,13 +169,10 @@ def exact(
     Raises:
         MissingExtraError: scipy is not installed.
     """
-    try:
-        from scipy.optimize import Bounds, LinearConstraint, milp
-        from scipy.sparse import csr_array
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] != "scipy":
-            raise
-        raise MissingExtraError("scipy", "plan", "the optimizer 'exact'") from None
+    check_installed("scipy", "plan", "the optimizer 'exact'")
+    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.sparse import csr_array
+
     program = _Program(chain, limit_bytes, known_seconds)
     matrix = csr_array(
         (program.values, (program.row_of, program.column_of)),

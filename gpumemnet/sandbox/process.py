@@ -10,7 +10,6 @@ standard error.
 from __future__ import annotations
 
 import fcntl
-import importlib.util
 import io
 import json
 import logging
@@ -44,7 +43,7 @@ from gpumemnet.errors import (
     ExtractError,
     GpumemnetError,
     InvalidRequestError,
-    MissingExtraError,
+    check_installed,
 )
 from gpumemnet.sandbox.checkpoint import begin
 from gpumemnet.sandbox.user_code import checkout_folder, user_calls, user_location
@@ -145,8 +144,7 @@ def asking(
         raise InvalidRequestError(
             f"must be above 0 and at most {_MAX_DEADLINE_SECONDS:,.0f} seconds", "deadline"
         )
-    if importlib.util.find_spec("torch") is None:
-        raise MissingExtraError("torch", "extract", purpose)
+    check_installed("torch", "extract", purpose)
     child: _Child | None = None
     end = monotonic() + deadline_seconds
 

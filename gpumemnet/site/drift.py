@@ -20,7 +20,7 @@ import numpy as np
 from scipy import stats
 
 from gpumemnet.atomic_files import Document, write_output
-from gpumemnet.errors import MissingExtraError, UnsupportedJobError
+from gpumemnet.errors import UnsupportedJobError, check_installed
 from gpumemnet.gpu import GENERIC_BLAS_WORKSPACE_BYTES, known_profile
 from gpumemnet.job.job_table import Array, JobTable
 from gpumemnet.job.training_job import FAMILIES
@@ -288,10 +288,9 @@ def write_drift_metrics(path: Path, report: DriftReport) -> None:
         InvalidRequestError: when the file cannot be written.
         MissingExtraError: when prometheus-client is not installed.
     """
-    try:
-        from prometheus_client import CollectorRegistry, Gauge, generate_latest
-    except ImportError:
-        raise MissingExtraError("prometheus-client", "drift", "metrics of drift") from None
+    check_installed("prometheus_client", "drift", "metrics of drift")
+    from prometheus_client import CollectorRegistry, Gauge, generate_latest
+
     collected = CollectorRegistry()
     due, last_run = (
         Gauge(f"gpumemnet_drift_{name}", about, registry=collected)

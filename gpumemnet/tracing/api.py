@@ -20,7 +20,7 @@ from gpumemnet.atomic_files import (
     from_json,
 )
 from gpumemnet.cudnn.session import AUTO, OFF, find_library
-from gpumemnet.errors import InvalidRequestError, MissingExtraError
+from gpumemnet.errors import InvalidRequestError, check_installed
 from gpumemnet.extract.extraction import DEFAULT_GPU, check_batch_size
 from gpumemnet.extract.factory import build, factory_request, source_code
 from gpumemnet.gpu import DeviceProfile, asked_profile, find_profile
@@ -327,12 +327,9 @@ def trace_request(
 
 def checked_torch() -> tuple[str, ...]:
     """Notes on the installed PyTorch, see :func:`~gpumemnet.torch_private.names.check_torch`."""
-    try:
-        from gpumemnet.torch_private.names import check_torch
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise MissingExtraError("torch", "extract", "tracing a model") from None
+    check_installed("torch", "extract", PURPOSE)
+    from gpumemnet.torch_private.names import check_torch
+
     return check_torch()
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.atomic_files import write_output
-from gpumemnet.errors import InvalidRequestError, MissingExtraError
+from gpumemnet.errors import InvalidRequestError, check_installed
 from gpumemnet.gpu import VERDICT_TEXTS
 from gpumemnet.job.layers import describe
 from gpumemnet.tracing.result import PART_NAMES, TraceAnswer, shown_mib
@@ -158,13 +158,10 @@ def plot(answer: TraceAnswer, path: Path) -> None:
     title = f"{answer.model}, batch size {answer.batch_size:,}, on {gpu}"
     amounts = ", ".join(f"{_mib_text(size)} {name}" for name, size in answer.amounts)
     line = f"{amounts}: {VERDICT_TEXTS[answer.verdict]} in {_mib_text(answer.available_bytes)}"
-    try:
-        from matplotlib import style
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        raise MissingExtraError("matplotlib", "plot", "drawing a picture") from None
+    check_installed("matplotlib", "plot", "drawing a picture")
+    from matplotlib import style
+    from matplotlib.figure import Figure
+
     content = BytesIO()
     with style.context(["default", _STYLE]), warnings.catch_warnings():
         # a model's name may hold characters that the font lacks; matplotlib draws them as boxes
