@@ -402,12 +402,12 @@ class Late(nn.Module):
 model, it = Late(), 0
 optimizer = torch.optim.SGD(model.parameters())
 for epoch in range(1000):
-    for batch in DataLoader(TensorDataset(torch.zeros(1).expand(32768, 4096)), 8192):
+    for batch in DataLoader(TensorDataset(torch.zeros(1).expand(4096, 4096)), 1024):
         it += 1
         step(optimizer, model(batch[0].cuda(), it))
 """,
-        2 * 64 + 2 * 128,
-        2 * 64 + 4 * 128 + WORKSPACE + 4,
+        2 * 64 + 4 * 16,
+        2 * 64 + 4 * 16 + WORKSPACE + 4,
         "(it > 5000)",
     ),
     "ended_itself": Case(  # later; what follows the loop: weights, gradients, input and output
