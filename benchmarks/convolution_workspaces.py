@@ -32,7 +32,6 @@ from gpumemnet.cudnn.execution_plans import BACKWARD_DATA, OPERATIONS, Convoluti
 from gpumemnet.cudnn.session import CudnnSession, find_library
 from gpumemnet.gpu import device_profile
 from gpumemnet.tracing.operators.library_workspaces import (
-    FEATURES,
     IMAGE,
     RESULT,
     Convolution,
@@ -254,7 +253,7 @@ def fit(files: Sequence[Path], write: bool) -> None:
         document = {
             "made_by": "benchmarks/convolution_workspaces.py, from answers of cuDNN 9.8.0 and 9.28.0",
             "rows": count,
-            "features": FEATURES,
+            "features": json.loads(TREES.read_text("utf-8"))["features"],
             "capabilities": sorted(GPUS),
             "trees": {name: learned(rows[name]) for name in sorted(rows)},
         }

@@ -252,28 +252,11 @@ class Convolution:
 
 IMAGE, RESULT = 1, 2
 """Bits of a leaf's number: what is copied."""
-FEATURES: Final = (
-    "batch",
-    "channels",
-    "outputs",
-    "groups",
-    "filter",
-    "stride",
-    "dilation",
-    "image",
-    "result",
-    "pixels",
-    "odd_channels",
-    "odd_outputs",
-    "multiplications",
-    "ratio",
-    "weight",
-)
 
 
 def features(convolution: Convolution) -> tuple[float, ...]:
-    """Return the numbers of :data:`FEATURES`: sizes, as logarithms where only their order
-    matters."""
+    """Return what the trees of the file ask for, under its names of features: sizes, as logarithms
+    where only their order matters."""
     channels, outputs = (
         convolution.channels // convolution.groups,
         convolution.outputs // convolution.groups,
