@@ -297,7 +297,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for i in range(3): step(optimizer, model(torch.randn(8, 4096).cuda()).mean())
 model.eval()
 with torch.no_grad():
-    for i in range(40): model(torch.randn(4096, 4096).cuda())
+    for i in range(40): model(torch.empty(4096, 4096).cuda())
 """,
         2 * 64 + 64 + 2 * 256,
         2 * 64 + 64 + 2 * 256 + WORKSPACE + 1,
