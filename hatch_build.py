@@ -148,6 +148,7 @@ def compile_modules(package: Path, names: list[str], scratch: Path) -> dict[str,
         command = distribution.get_command_obj("build_ext")
         command.build_lib, command.build_temp = "compiled", "objects"
         command.ensure_finalized()
+        command.parallel = True  # the C compiler takes most of the time
         command.run()
     finally:
         os.chdir(before)
