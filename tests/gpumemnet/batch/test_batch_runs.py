@@ -18,6 +18,7 @@ from gpumemnet.batch.part_predictions import BatchOptions
 from gpumemnet.batch.run import predict_files
 from gpumemnet.job.table_reader import CHUNK_ROWS
 from tests.gpumemnet.batch.batch_files import COMMAND, refused, run, totals, write
+from tests.nightly import nightly
 
 ROWS = 60_000
 
@@ -151,7 +152,7 @@ def test_two_runs_do_not_write_one_file(tmp_path: Path, whole: tuple[Path, bytes
         process.communicate()
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", [*nightly(["1"]), "2"])
 def test_a_full_disk_is_one_sentence(
     tmp_path: Path, whole: tuple[Path, bytes], workers: str
 ) -> None:
