@@ -648,7 +648,7 @@ class ScriptObserver:
         elif self._stepping:  # in the optimizer's closure
             self._begin("forward")
 
-    def _left(self, module: nn.Module, arguments: object, output: object) -> None:
+    def _left(self, module: nn.Module, arguments: Any, output: object) -> None:
         self.recorder.left_module(module, arguments, output)
         if not self.modules.depth and torch.is_grad_enabled():
             self._has_graph |= any(each.requires_grad for each in tensors_in(output))
@@ -657,8 +657,9 @@ class ScriptObserver:
         if is_model and not torch.is_grad_enabled():
             self._generation.passed(module, arguments, self.recorder.live_bytes())
         if is_model and torch.is_grad_enabled() and self._started:
-            shapes = [each.shape for each in tensors_in(arguments) if each.ndim]
-            given = shapes or self._inputs  # which the script has set beforehand
+            given = [
+                each.shape for each in _given(arguments)
+            ] or self._inputs  # which the script has set beforehand
             if {each.requires_grad for each in tensors_in(output)} == {False}:  # samples of it
                 given = []
             shape = ", ".join("x".join(map(str, each)) for each in given)
@@ -669,8 +670,7 @@ class ScriptObserver:
                 if self._first_model() is module:
                     self.shapes.setdefault(step, shape)
         if self._samples.known is None and self._started:
-            tensors = [tensor for tensor in tensors_in(arguments) if tensor.ndim]
-            self._samples.learn(module, tensors, is_model=not self.modules.depth)
+            self._samples.learn(module, _given(arguments), is_model=not self.modules.depth)
 
     @property
     def batch_size(self) -> int | None:
@@ -740,6 +740,12 @@ class ScriptObserver:
         if optimizer is self._boundary() and self._started:
             self._end_step()
         self._begin("forward")
+
+
+def _given(arguments: Any) -> list[Tensor]:
+    """The tensors that a module is called with, also as attributes of an object."""
+    objects = [getattr(each, "__dict__", None) for each in arguments[0]]
+    return [each for each in tensors_in(arguments) or tensors_in(objects) if each.ndim]
 
 
 def _counted(steps: int) -> str:

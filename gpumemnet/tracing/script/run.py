@@ -517,7 +517,10 @@ def _shown(
     elif (
         growth >= LEAST_GROWTH
         and whole is not None
-        and (len(whole.rises) < 2 or sum(whole.rises) > 1)
+        and (
+            (len(whole.rises) < 2 and observer.shapes.get(1) == observer.shapes.get(2))
+            or sum(whole.rises) > 1
+        )
     ):
         values.note_once(
             f"the memory on the GPU grows by {growth / MIB:,.1f} MiB with every step: the script keeps tensors of earlier steps"

@@ -982,6 +982,27 @@ def test_the_whole_run_counts(name: str, answers: dict[str, Any]) -> None:
     assert name in ("searched", "filled", "queue", "cycles") or most == answer["requested_bytes"]
 
 
+def test_objects_have_the_shapes_of_their_tensors_and_larger_batches_are_no_growth(
+    tmp_path: Path,
+) -> None:
+    script = """
+class Pair:
+    def __init__(self, x): self.left = self.right = x
+class Joining(nn.Linear):
+    def forward(self, pair): return super().forward(torch.cat([pair.left, pair.right]))
+model = nn.Sequential(Joining(256, 4096)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for rows in (3, 129):
+    kept = model(Pair(torch.ones(rows, 256).cuda()))
+    step(optimizer, kept.mean())
+"""
+    (tmp_path / "train.py").write_text(HEAD + script)
+    answer = script_child.traced(tmp_path / "train.py", (), None)
+    assert answer["batch_size"] == 3
+    assert "different shapes" in str(answer["notes"])
+    assert "grows by" not in str(answer["notes"])
+
+
 def test_a_loader_makes_few_samples_that_nothing_asks_for(tmp_path: Path) -> None:
     made = tmp_path / "made"
     script = f"""
