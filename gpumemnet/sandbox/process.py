@@ -27,7 +27,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from pkgutil import resolve_name
@@ -499,6 +499,26 @@ def shorten_alarm(seconds: float) -> None:
             alarm = _ShortAlarm(last, process_time() + seconds, deadline)
             signal.signal(signal.SIGALRM, alarm)
             signal.setitimer(signal.ITIMER_REAL, seconds, _REPEAT_SECONDS)
+
+
+@contextmanager
+def alarm_waits() -> Iterator[None]:
+    """Context of waiting for another process, such as one that reads samples: until the deadline, a
+    shorter alarm comes as much later."""
+    known, start = signal.getsignal(signal.SIGALRM), monotonic() - process_time()
+    if (
+        not isinstance(known, _ShortAlarm)
+        or threading.current_thread() is not threading.main_thread()
+    ):
+        yield
+        return
+    signal.signal(signal.SIGALRM, replace(known, last=known.deadline))
+    try:
+        yield
+    finally:
+        waited = monotonic() - process_time() - start
+        last = min(known.last + waited, known.deadline)
+        signal.signal(signal.SIGALRM, replace(known, last=last))
 
 
 # Worker processes for torch work of our own: one core and one thread each.

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, SequentialSampler, default_collate
 
+from gpumemnet.sandbox.process import alarm_waits
 from gpumemnet.torch_private.names import TorchName
 
 SAMPLED: Final = 32
@@ -146,7 +147,8 @@ def as_worker(loader: AnyLoader, read: Callable[[], Any]) -> Any:
         worker_init_fn=loader.worker_init_fn,
         multiprocessing_context="fork",
     )
-    (found,) = _ITERATOR.value()(worker)
+    with alarm_waits():
+        (found,) = _ITERATOR.value()(worker)
     return deepcopy(found)  # tensors in shared memory hold a file open
 
 

@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader
 
 from gpumemnet.allocator import signed_bytes
 from gpumemnet.extract.module_calls import tensors_in
+from gpumemnet.sandbox.process import alarm_waits
 from gpumemnet.torch_private.names import TorchName, replaced
 from gpumemnet.torch_private.script import unseen
 from gpumemnet.tracing.script.branches import asks_once, is_guarded
@@ -479,7 +480,11 @@ class _Batches:
                 raise StopIteration
         # The data set may give others in this epoch: its first batch is its own.
         known = self._loaders.again(self._loader) if is_known and self._given > 1 else None
-        return self._loaders.given(self._loader, next(self._batches)) if known is None else known
+        if known is not None:
+            return known
+        with alarm_waits():
+            batch = next(self._batches)
+        return self._loaders.given(self._loader, batch)
 
     def _is_cheap(self, left: int) -> bool:
         """Whether an evaluation goes on, as its rounds to the end take little: what it keeps on the
