@@ -156,6 +156,9 @@ class Running:
     whole: int = 0
     """The last round before loops within it were left early."""
 
+    top: int = 0
+    """The most bytes on the GPU in the last round."""
+
     least_bytes: float = inf
     """The fewest bytes at the end of a round since one left more than any before."""
 

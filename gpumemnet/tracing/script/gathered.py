@@ -83,8 +83,10 @@ class Gathered:
         """
         for each in _lists(frame):
             length, rise = self._lengths.get(id(each), (0, 0))
-            if length == len(each):
-                _add(each, max(rise, self._before.get(id(each), (0, 0))[1]), rounds)
+            # The rise of the first round is not known.
+            before = rise if self._number == 2 else self._before.get(id(each), (0, 0))[1]
+            if length == len(each) and 0 < rise <= before:
+                _add(each, before, rounds)
 
 
 def _add(entries: list[Any], rise: int, rounds: int) -> None:

@@ -133,6 +133,8 @@ class Loops:
         self.training: set[str] = set()
         self.making: set[str] = set()
         """Loops that run and have trained, and whose rounds make optimizers."""
+        self.sampled: set[str] = set()
+        """Loops of the second kind that were left."""
         self._has_left = self.met_longest = False
         self.left: dict[str, None] = {}
         """Loops that were left before the first steps."""
@@ -191,10 +193,13 @@ class Loops:
                 before_rise, rise = rise, end - most_bytes
                 keeps = rise == before_rise > 0 and top - self._tops[place] <= rise
                 keeps = keeps and not progress.has_stepped
-                # Of many rounds that each make an optimizer, as of clients or folds, some tell.
+                # Of many rounds that each make an optimizer, as of clients or folds, a few tell that
+                # have the same peak.
                 is_sized = isinstance(numbers, range | list | tuple | np.ndarray)
                 has_many = is_sized and len(numbers) - loop.given > _MANY
-                is_new = (is_new and not keeps) or (made > before[2] and not has_many)
+                before_top, loop.top = loop.top, top
+                is_alike = has_many and top == before_top
+                is_new = (is_new and not keeps) or (made > before[2] and not is_alike)
                 calm = 0 if is_new else calm + 1
                 loop.whole = loop.whole if progress.has_trained else loop.given
                 loop.least_bytes = min(end, loop.least_bytes)
@@ -254,6 +259,7 @@ class Loops:
                 self._has_left = True
                 progress.is_last |= place in self.training
                 self.left.update({} if progress.has_stepped else {place: None})
+                self.sampled.update({place} & self.making)
                 if place in self.training:
                     last = loop.given
                     for round_number in loop.rest(second - before[0], self._recorder.live_bytes):

@@ -542,6 +542,11 @@ def _shown(
             f"before the first steps, loops were left after some seconds: {', '.join(observer.loops.left)}; "
             "what they gather or generate there is less than in the run"
         )
+    if observer.loops.sampled:
+        values.note_once(
+            f"{', '.join(sorted(observer.loops.sampled))}: each round makes an optimizer, and the last ones that were traced "
+            "were alike; a larger network of a later round takes more"
+        )
     if observer.loops.hurried:
         values.note_once(
             f"{', '.join(observer.loops.hurried)}: decided as later in the run, because the script gathers for long before it trains"

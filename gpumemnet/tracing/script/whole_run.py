@@ -18,6 +18,7 @@ from functools import cached_property, wraps
 from inspect import signature
 from itertools import accumulate
 from math import inf
+from multiprocessing.reduction import ForkingPickler
 from time import monotonic, process_time
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakSet
@@ -297,13 +298,18 @@ class Loaders:
                 found, drawn = longest_and_last(loader, sizes, unread, seconds), {}
                 with suppress(Exception):  # a data set may give each sample once
                     drawn = largest_draws(loader, found[0] or (), sizes, seconds)
-                return found, drawn, unread
+                has_drawn = bool(drawn)
+                try:
+                    ForkingPickler.dumps(drawn if loader.num_workers else ())
+                except Exception:  # no process can send them
+                    drawn = {}
+                return found, unread, has_drawn, drawn
 
             with suppress(Exception), unseen():
-                found, self.drawn[loader], unread = as_worker(loader, read)
+                found, unread, has_drawn, self.drawn[loader] = as_worker(loader, read)
                 longest, last, beside, first = found
                 self.unread.update(unread)
-                self.has_drawn |= bool(self.drawn[loader])
+                self.has_drawn |= has_drawn
             known = [("the last batch", last), ("the longest batch", longest)]
             # Without no_grad, the graph of a batch lives until there is the next one.
             if torch.is_grad_enabled() and not self.trains(loader):
