@@ -275,6 +275,8 @@ class HostNumbers:
         if is_view or "empty" in func.__name__ or not (written or fresh):
             return True
         if self.makes_up and (has_many or not self._may_follow(func, given)):
+            for each in written:
+                self.forget(each)
             return True
         draws = torch.Tag.nondeterministic_seeded in func.tags and not self.makes_up
         later = [self._storages[each.untyped_storage()] for each in given if self._has(each)]

@@ -385,15 +385,15 @@ class _Input(io.FileIO):
     """
 
     def __init__(self, given: int, heard: int) -> None:
-        super().__init__(given)
-        self._heard, self._position = heard, 0
+        super().__init__(0, closefd=False)  # a terminal, as code may ask
+        self._given, self._heard, self._position = given, heard, 0
 
     def readinto(self, buffer: Any) -> int:
         """Read what an earlier trace has read, then what is next."""
         text = os.pread(self._heard, len(buffer), self._position)
         if not text:
             logging.getLogger(__name__).info("waiting for what the code reads (--show-output)")
-            text = os.read(self.fileno(), len(buffer))
+            text = os.read(self._given, len(buffer))
             os.pwrite(self._heard, text, self._position)
         self._position += len(text)
         buffer[: len(text)] = text

@@ -519,12 +519,14 @@ class GpuRequests(TorchFunctionMode):
         if is_sparse(tensor):
             return meta_copy(tensor)
         known = self.numbers.of(tensor)
+        most = 0 if tensor.is_floating_point() and self._needs_no_values() else MAX_VALUES
+        if known is None and tensor.numel() > most:
+            return self._stand_in_on_host(tensor)
+        if known is None and self._values.are_made_up:
+            known = self.numbers.of(tensor)
         if known is not None:
             copy = known.to(_HOST, copy=True)
             return copy if known is tensor else self._values.assumed(copy)
-        most = 0 if tensor.is_floating_point() and self._needs_no_values() else MAX_VALUES
-        if tensor.numel() > most:
-            return self._stand_in_on_host(tensor)
         return self._values.on_host(function, tensor, is_lost=False)
 
     def _on_host(self, make: Callable[[], Tensor]) -> Tensor:

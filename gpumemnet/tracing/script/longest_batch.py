@@ -15,10 +15,15 @@ from typing import Any, Final
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, SequentialSampler, default_collate
+from torch.utils.data import (
+    DataLoader,
+    SequentialSampler,
+    default_collate,
+    get_worker_info,
+)
 
 from gpumemnet.sandbox.process import alarm_waits
-from gpumemnet.torch_private.names import TorchName
+from gpumemnet.torch_private.names import TorchName, tree_map_only
 
 SAMPLED: Final = 32
 """Samples that tell whether all are of one size, and draws that tell whether sizes are drawn."""
@@ -77,10 +82,9 @@ def longest_and_last(
             is_own = loader.collate_fn is not default_collate
             is_drawn = is_own and len({size for size, _ in _draws(loader, batches[0])}) > 1
             return batches[0] if is_drawn else None, last, None, None
-    if len(set(sizes.values())) == 1:
-        sizes.update(filled)
+    lengths = filled if len(set(sizes.values())) == 1 else sizes
     padded = [
-        len(batch) * max((sizes.get(each, 0) for each in batch), default=0) for batch in batches
+        len(batch) * max((lengths.get(each, 0) for each in batch), default=0) for batch in batches
     ]
     if len(sizes) < min(len(known), SAMPLED):
         unread[
@@ -91,7 +95,7 @@ def longest_and_last(
     beside = [*batches[place + 1 : place + 2], *batches[place - 1 :]][0]
     is_in_order = isinstance(getattr(sampler, "sampler", None), SequentialSampler)
     first = batches[0] if place and is_in_order else None
-    return _longest_of_epochs(loader, batches, batches[place], sizes), last, beside, first
+    return _longest_of_epochs(loader, batches, batches[place], lengths), last, beside, first
 
 
 def _longest_of_epochs(
@@ -139,12 +143,18 @@ def as_worker(loader: AnyLoader, read: Callable[[], Any]) -> Any:
     itself as it is read then stays as it was for the script."""
     if not loader.num_workers:
         return read()
+
+    def begin(number: int) -> None:
+        object.__setattr__(get_worker_info(), "dataset", vars(loader)["dataset"])
+        if loader.worker_init_fn is not None:
+            loader.worker_init_fn(number)
+
+    number: Any = [0]
     worker: AnyLoader = DataLoader(
-        vars(loader)["dataset"],
-        batch_sampler=[[]],
+        number,
         num_workers=1,
         collate_fn=lambda samples: read(),
-        worker_init_fn=loader.worker_init_fn,
+        worker_init_fn=begin,
         multiprocessing_context="fork",
     )
     with alarm_waits():
@@ -227,7 +237,7 @@ def samples_of(
     """Return the samples of these numbers; those that were ``drawn`` before, as they were."""
     data: Any = vars(loader)["dataset"]  # of RecBole's, which gives another once it has begun
     if drawn:
-        return [deepcopy(drawn[each]) if each in drawn else data[each] for each in numbers]
+        return [copied(drawn[each]) if each in drawn else data[each] for each in numbers]
     if hasattr(data, "__getitems__"):
         return data.__getitems__(numbers)
     return [data[number] for number in numbers]
@@ -266,9 +276,14 @@ def _draws(loader: AnyLoader, numbers: Sequence[int]) -> list[_Draw]:
         few = samples_of(loader, numbers[:2])
         for _ in range(_DRAWS):
             states = _random_states()
-            found.append((size_of(loader.collate_fn(deepcopy(few))), states))
+            found.append((size_of(loader.collate_fn(copied(few))), states))
     _set_random_states(before)
     return found
+
+
+def copied(sample: Any) -> Any:
+    """Return a copy of a sample; a view of a larger tensor is copied alone."""
+    return deepcopy(tree_map_only(Tensor, Tensor.clone, sample))
 
 
 def _random_states() -> tuple[Any, ...]:

@@ -311,6 +311,12 @@ class ReadValues(MissingValues):
         known = self._assumed.get(tensor)
         return known is not None and is_picked in (None, known)
 
+    @property
+    def are_made_up(self) -> bool:
+        """Whether unknown numbers are made up; traces that follow, which may do so, go on from
+        here."""
+        return self._decisions.assumptions.makes_up
+
     def on_host(self, function: str, tensor: Tensor, *, is_lost: bool) -> Tensor:
         """Return a copy of ``tensor`` on the host, all the same number.
 

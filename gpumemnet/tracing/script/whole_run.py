@@ -41,6 +41,7 @@ from gpumemnet.tracing.script.longest_batch import (
     are_alike,
     as_worker,
     collated,
+    copied,
     largest_draws,
     longest_and_last,
     samples_of,
@@ -332,7 +333,7 @@ class Loaders:
         def first_size() -> int:
             samples = samples_of(loader, [first])
             with suppress(Exception):  # not each sample makes a batch
-                return size_of(loader.collate_fn(deepcopy(samples)))
+                return size_of(loader.collate_fn(copied(samples)))
             return size_of(samples)
 
         size = 0
@@ -462,7 +463,8 @@ class _Batches:
             # Without no_grad, the graph of a batch lives until there is the next one.
             rounds = 1 if torch.is_grad_enabled() else self._count
             grows = (self._live_bytes - before) * rounds >= MIB
-            gathers = grows and self._given > 1 + torch.is_grad_enabled()
+            longest_is_next = [each for each, _ in self._left[-1:]] == ["the longest batch"]
+            gathers = grows and self._given > 1 + torch.is_grad_enabled() and not longest_is_next
             gathers |= self._given > 1 and len(self._left) == 1 and self._is_cheap(left)
             what, numbers = self._left.pop() if self._left and not gathers else ("", None)
             if what and not self._left and self._count:
