@@ -80,6 +80,8 @@ _KNOWN: Final = (
     }
 )
 """Functions that make tensors whose values do not depend on others."""
+_GIVEN: Final = frozenset({torch.tensor, torch.as_tensor, Tensor.new_tensor})
+"""Functions to which a script gives the numbers, in arrays, say."""
 _NEW: Final = frozenset(
     getattr(Tensor, f"new_{what}") for what in ("zeros", "ones", "full", "tensor", "empty")
 )
@@ -298,13 +300,15 @@ class GpuRequests(TorchFunctionMode):
                 if func is torch.empty and is_known and not (is_few and keeps_numbers(result)):
                     self.numbers.keep(result, _ZERO)
                 elif is_known:
-                    make = partial(func, *args, **{**named, "device": _HOST})
+                    # Sizes are those of now.
+                    sizes = [tuple(each) if type(each) is list else each for each in args]
+                    make = partial(func, *sizes, **{**named, "device": _HOST})
                     if is_few and (keeps_numbers(result) or _is_constant(func, args, result)):
                         result = make()
                         if func is torch.empty:  # which elements are written to
                             result.zero_()
                     else:
-                        self.numbers.make(result, make)
+                        self._know(func, result, make)
                 self._observer.arrived(result, _name_of(func))
                 self._draw(func, result)
             return result
@@ -343,13 +347,21 @@ class GpuRequests(TorchFunctionMode):
                 def real() -> Tensor:
                     return made_like(torch.empty(shape, dtype=dtype), *args[1:], **named)
 
-                self.numbers.make(result, real)
+                self._know(func, result, real)
         if func in _RANDOM:
             self._random[result] = None
             self._draw(func, result)
         if args:
             self._values.learn(func, args, named, result)
         return result
+
+    def _know(self, func: Function, made: Tensor, make: Callable[[], Tensor]) -> None:
+        """Remember the numbers of a new tensor; those that the script gives it may change later."""
+        if func not in _GIVEN:
+            self.numbers.make(made, make)
+        elif made.numel() <= MOST_NUMBERS:
+            with names.unseen():
+                self.numbers.keep(made, make())
 
     def _draw(self, func: Function, made: Tensor) -> None:
         """What is drawn on the GPU may be anything, but a mask of many has its share."""

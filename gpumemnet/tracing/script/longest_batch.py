@@ -3,6 +3,7 @@ read, and from draws where a data set or a collate function draws them."""
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +24,7 @@ from torch.utils.data import (
 )
 
 from gpumemnet.sandbox.process import alarm_waits
+from gpumemnet.sandbox.user_code import fault_sentence
 from gpumemnet.torch_private.names import TorchName, tree_map_only
 
 SAMPLED: Final = 32
@@ -37,7 +39,7 @@ functions draw their size."""
 _ALIKE: Final = 0.02
 """Part of a size by which draws of one sample may differ that count as alike."""
 _ITERATOR: Final = TorchName("torch.utils.data:DataLoader._get_iterator")
-"""Of workers that the trace itself starts."""
+"""Starts the workers of a loader of the trace's own, which gives all that they read."""
 AnyLoader = DataLoader[Any]
 _Draw = tuple[int, tuple[Any, ...]]
 """A size, and the states of random numbers that lead to it."""
@@ -140,7 +142,11 @@ def _longest_of_epochs(
 
 def as_worker(loader: AnyLoader, read: Callable[[], Any]) -> Any:
     """Return what ``read`` returns; a worker of the loader reads, if it has any: a data set that changes
-    itself as it is read then stays as it was for the script."""
+    itself as it is read then stays as it was for the script.
+
+    Raises:
+        RuntimeError: samples cannot be read.
+    """
     if not loader.num_workers:
         return read()
 
@@ -149,17 +155,26 @@ def as_worker(loader: AnyLoader, read: Callable[[], Any]) -> Any:
         if loader.worker_init_fn is not None:
             loader.worker_init_fn(number)
 
+    def tried(samples: list[int]) -> bytes | str:
+        # As bytes, no tensor holds a file open; an error would let the loader wait for its worker.
+        try:
+            return pickle.dumps(read())
+        except Exception as error:
+            return fault_sentence(error)
+
     number: Any = [0]
     worker: AnyLoader = DataLoader(
         number,
         num_workers=1,
-        collate_fn=lambda samples: read(),
+        collate_fn=tried,
         worker_init_fn=begin,
         multiprocessing_context="fork",
     )
     with alarm_waits():
         (found,) = _ITERATOR.value()(worker)
-    return deepcopy(found)  # tensors in shared memory hold a file open
+    if isinstance(found, str):
+        raise RuntimeError(found)
+    return pickle.loads(found)  # noqa: S301 - of a process of its own
 
 
 def time_to_read(seconds: float) -> Callable[[], bool]:

@@ -73,7 +73,7 @@ _CALM_ROUNDS: Final = 16
 """Rounds that bring nothing new, after which a loop may be left that does not train."""
 _CALM_ROUNDS_OF_TRAINING: Final = 3
 _MANY: Final = 8
-"""Rounds that are left of such a loop whose rounds each make an optimizer, before it is left."""
+"""Rounds that must be left of such a loop whose rounds each make an optimizer, for it to be left."""
 _COMPUTING: Final = ("builtins", "gpumemnet", "numpy", "scipy", "torch", "PIL")
 """Packages whose errors tell that something cannot be computed; others steer a run by theirs."""
 _MOST_ERRORS: Final = 200

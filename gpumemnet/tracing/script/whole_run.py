@@ -8,6 +8,7 @@ it takes there beyond its first steps is part of the answer.
 
 from __future__ import annotations
 
+import pickle
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,6 @@ from functools import cached_property, wraps
 from inspect import signature
 from itertools import accumulate
 from math import inf
-from multiprocessing.reduction import ForkingPickler
 from time import monotonic, process_time
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakSet
@@ -281,8 +281,8 @@ class Loaders:
             return deepcopy(self._copies.get(loader, [None])[-1])
 
     def chosen(self, loader: AnyLoader) -> list[Any]:
-        """Return what an epoch gives, its first batch last, and which samples: the longest batch
-        and the last one.
+        """Return what an epoch gives, in the opposite order, and which samples: the first batch, where it
+        is the same in each epoch, the longest, the one beside it, and the last one.
 
         In later epochs of training the last one is left out: a network that is trained every second
         time, say, would meet no other.  Evaluations are all alike: scripts compare them.
@@ -301,7 +301,7 @@ class Loaders:
                     drawn = largest_draws(loader, found[0] or (), sizes, seconds)
                 has_drawn = bool(drawn)
                 try:
-                    ForkingPickler.dumps(drawn if loader.num_workers else ())
+                    pickle.dumps(drawn if loader.num_workers else ())
                 except Exception:  # no process can send them
                     drawn = {}
                 return found, unread, has_drawn, drawn
