@@ -512,13 +512,15 @@ def alarm_waits() -> Iterator[None]:
     ):
         yield
         return
-    signal.signal(signal.SIGALRM, replace(known, last=known.deadline))
+    waits = replace(known, last=known.deadline)
+    signal.signal(signal.SIGALRM, waits)
     try:
         yield
     finally:
         waited = monotonic() - process_time() - start
         last = min(known.last + waited, known.deadline)
-        signal.signal(signal.SIGALRM, replace(known, last=last))
+        if signal.getsignal(signal.SIGALRM) is waits:
+            signal.signal(signal.SIGALRM, replace(known, last=last))
 
 
 # Worker processes for torch work of our own: one core and one thread each.

@@ -244,6 +244,12 @@ def _place(code: CodeType, instruction: int, line: int) -> Place:
             place = replace(place, usual=usual, is_settled=raises or waits, repeats=repeats)
             is_end = isinstance(ends[leaves[1]], _ENDS)
             return replace(place, ends_range=is_end and _only_repeats(left))
+        trains, others = (
+            any("backward(" in ast.unparse(each) for each in body)
+            for body in (parent.body, parent.orelse)
+        )
+        if trains != others:  # a loss is not 0
+            return replace(place, usual=trains != is_negated)
     if _only_tells(statement, parents):
         # What is best so far is saved, since it may be loaded; counters and flags stay as they are.
         told = ast.unparse(statement)

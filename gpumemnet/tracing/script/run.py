@@ -250,7 +250,9 @@ def result_of_script(run: ScriptRun, call: ScriptCall, with_curve: bool = False)
         more = largest.requested_bytes - answer.requested_bytes
         filling = whole.filling_bytes
         keeps_tensors = not filling and grown_bytes(run.timeline) >= MIB and sum(whole.rises) > 1
-        if more >= min(MIB, answer.requested_bytes // 100) and not keeps_tensors:
+        has_more_state = more > 0 and whole.state_bytes > answer.parts["optimizer_state"]
+        is_more = has_more_state or more >= min(MIB, answer.requested_bytes // 100)
+        if is_more and not keeps_tensors:
             peak = peak_of(whole.timeline, whole.timeline.sizes)[1]
             turned = [what for what, event in run.turned.items() if event <= peak][-3:]
             note = (
