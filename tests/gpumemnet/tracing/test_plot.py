@@ -13,7 +13,7 @@ from torch import nn
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.tracing import ExtraResults, TraceAnswer, trace
-from gpumemnet.tracing.plot import MAX_POINTS, plot, step_chart
+from gpumemnet.tracing.plot import MAX_POINTS, plot, step_table
 from gpumemnet.tracing.result import Curve
 
 
@@ -31,13 +31,14 @@ def answer() -> TraceAnswer:
 
 
 def test_the_bands_at_the_peak_are_the_answers_parts(answer: TraceAnswer) -> None:
-    chart = step_chart(answer)
-    at_peak = {part: int(band[chart.peak]) for part, band in chart.bands.items()}
-    assert at_peak == {name: size for name, size in answer.parts.items() if name in at_peak}
-    assert sum(at_peak.values()) == sum(answer.parts.values()) - answer.parts["fragmentation"]
-    assert chart.reserved_bytes.max() == answer.expected_bytes
-    assert [name for name, _, _ in chart.phases][-3:] == ["forward", "backward", "optimizer"]
-    assert (chart.reserved_bytes >= chart.used_bytes).all()
+    table = step_table(answer)
+    used = table.drop(columns="fragmentation").sum(axis=1)
+    parts = {name: size for name, size in answer.parts.items() if name in table}
+    assert table.iloc[int(used.argmax())].drop("fragmentation").to_dict() == {
+        name: size for name, size in parts.items() if name != "fragmentation"
+    }
+    assert table.sum(axis=1).max() == answer.expected_bytes
+    assert (table >= 0).all(axis=None)
 
 
 def test_a_png_is_a_picture(answer: TraceAnswer, tmp_path: Path) -> None:
@@ -64,10 +65,10 @@ def test_long_steps_stay_small(answer: TraceAnswer) -> None:
         reserved_bytes=answer.curve.reserved_bytes * times,
         phases=answer.curve.phases,
     )
-    chart = step_chart(replace(answer, curve=long))
-    assert len(chart.reserved_bytes) <= MAX_POINTS
+    table = step_table(replace(answer, curve=long))
+    assert len(table) <= MAX_POINTS
     in_use = sum(answer.parts.values()) - answer.parts["fragmentation"]
-    assert chart.used_bytes[chart.peak] == in_use
+    assert table.drop(columns="fragmentation").sum(axis=1).max() == in_use
 
 
 def test_other_files_and_answers_without_a_curve(answer: TraceAnswer, tmp_path: Path) -> None:
