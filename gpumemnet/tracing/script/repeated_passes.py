@@ -209,8 +209,9 @@ class RepeatedPasses:
             known.recorded,
             {number: tensor.untyped_storage() for number, tensor in storages.items()},
         )
+        modules = {} if model is None else dict(model.named_modules())
         for (path, name), tensor in zip(known.attributes[::-1], tensors[::-1], strict=False):
-            setattr(model and model.get_submodule(path), name, tensor)
+            setattr(modules[path], name, tensor)
         return _filled(known.output, tensors)
 
 
