@@ -5,7 +5,7 @@ two-dimensional products once, when it loads the graph, but those of other produ
 Two-dimensional products also give each row the same result alone and in a batch.  So the members'
 weights are concatenated, and sums are products with ones.  Every constant is a buffer in the form
 that the operations need.  So classifiers of one architecture differ in their state only
-(:mod:`models.training.graph_export`).
+(:mod:`models.training.card`).
 """
 
 from __future__ import annotations

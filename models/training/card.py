@@ -1,5 +1,5 @@
-"""The card of a trained classifier, and its bundle: what it answers for, what it learned from, and
-how its bounds were calibrated.
+"""The bundle of a trained classifier: its graph, in ONNX, and its card, which says what it answers
+for, what it learned from, and how its bounds were calibrated.
 
 Beside the network's bounds two things are calibrated here.  Outside the support, bounds widen by
 what the line missed of whole sources that it had not seen.  And a job with a traced peak is answered
@@ -9,31 +9,37 @@ measured rows, and holds for jobs like those, so the card lists their options.
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import onnx
+import onnxruntime
 import torch
+from torch import Tensor
 
 from gpumemnet.atomic_files import Document
 from gpumemnet.job.layers import GROUP_OF_KIND
 from gpumemnet.job.measurement import TRACED
 from gpumemnet.job.training_job import OPTION_FIELDS, UNSTATED_AS_ZERO
-from gpumemnet.predict.bundle import Bundle, save_bundle
+from gpumemnet.predict.bundle import GRAPH_OUTPUTS, Bundle, save_bundle
 from gpumemnet.predict.bundle_card import FORMAT_VERSION
 from gpumemnet.predict.conformal import COVERAGES, FEWEST_SCORES, conformal_bounds
-from gpumemnet.predict.features import FEATURE_NAMES, FEATURE_SCHEMA
+from gpumemnet.predict.features import FEATURE_NAMES, FEATURE_SCHEMA, SEQUENCE_COLUMNS
 from gpumemnet.predict.prediction import OF_THE_SITE
 from gpumemnet.predict.predictor import SLACK_BYTES
 from gpumemnet.site.drift import training_reference
 
 from ..networks.line import GROUP_NAMES
-from .classifier import TrainedClassifier, fitted_inputs, float_tensor
+from .classifier import TrainedClassifier, batch_of, fitted_inputs, float_tensor
 from .data import LabelledJobs, families_of, folds
-from .graph_export import export_classifier
 
 SUPPORT_OPTION_FIELDS: Final = (
     *("optimizer", "optimizer_implementation", "precision", "checkpointing", "attention_kernel"),
@@ -261,3 +267,83 @@ def traced_peak(data: LabelledJobs) -> Document | None:
         "method": "measured memory above the context over the traced peak, both with 256 MiB added: its median, "
         "two logistics, conformal quantiles",
     }
+
+
+# The graph.
+
+TOLERANCE: Final = 1e-4
+"""Largest absolute and relative difference between the outputs of a network and of its graph."""
+LONGEST_EXAMPLE: Final = 7
+"""Layers of the longest example sequence."""
+
+
+def export_classifier(classifier: TrainedClassifier, data: LabelledJobs) -> bytes:
+    """Return the classifier's serialised graph; batch dimension and, for sequences, number of
+    layers are dynamic.
+
+    Args:
+        classifier: the trained model.
+        data: its training data, for example inputs.
+
+    Raises:
+        RuntimeError: when the graph gives other outputs than the network.
+    """
+    few = data.take(np.unique(np.linspace(0, len(data) - 1, 16).astype(int)))
+    rows = np.concatenate((few.features, few.without_layers().features))
+    example: dict[str, Tensor] = {"features": float_tensor(rows)}
+    shapes: tuple[Any, ...] = ({0: torch.export.Dim.DYNAMIC},)
+    if classifier.plan.encoder == "transformer":
+        # attention over equal layers would not test the exported graph
+        generator = np.random.default_rng(0)
+        lengths = (LONGEST_EXAMPLE - row % LONGEST_EXAMPLE for row in range(len(rows)))
+        size = len(SEQUENCE_COLUMNS)
+        random = [generator.standard_normal((length, size), np.float32) for length in lengths]
+        example["sequences"], example["mask"] = batch_of(random)
+        free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+        shapes = *shapes, (free, free)
+    model = _run_exporter(classifier.network, example, shapes)
+    graph = bytes(model.SerializeToString())
+    with torch.no_grad():
+        expected = classifier.network(*example.values())
+    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    given = session.run(
+        list(GRAPH_OUTPUTS), {name: value.numpy() for name, value in example.items()}
+    )
+    for name, ours, theirs in zip(GRAPH_OUTPUTS, expected, given, strict=True):
+        if not np.allclose(ours.numpy(), theirs, rtol=TOLERANCE, atol=TOLERANCE):
+            raise RuntimeError(f"the exported graph gives other {name} than the network")
+    return graph
+
+
+def _run_exporter(
+    network: torch.nn.Module, example: dict[str, Tensor], shapes: tuple[Any, ...]
+) -> onnx.ModelProto:
+    exporter_log = logging.getLogger("torch.onnx")
+    level = exporter_log.level
+    exporter_log.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the exporter uses deprecated functions of torch
+            program = torch.onnx.export(
+                network,
+                tuple(example.values()),
+                input_names=list(example),
+                output_names=list(GRAPH_OUTPUTS),
+                dynamic_shapes=shapes,
+                dynamo=True,
+                verbose=False,
+            )
+    finally:
+        exporter_log.setLevel(level)
+    assert program is not None
+    model = program.model_proto
+    for entry in (
+        model,
+        model.graph,
+        *model.graph.node,
+        *model.graph.value_info,
+        *model.graph.input,
+        *model.graph.output,
+    ):
+        del entry.metadata_props[:]  # the exporter adds stack traces, which hold local paths
+    return model

@@ -7,9 +7,9 @@ from typing import Any
 import onnx
 import torch
 
-from models.training import graph_export
+from models.training import card
 
-_exported = graph_export._run_exporter
+_exported = card._run_exporter
 _templates: dict[tuple[Any, ...], onnx.ModelProto] = {}
 
 
@@ -17,7 +17,7 @@ def fill_graphs() -> None:
     """From here on in this process, only the first classifier of a shape goes through the exporter;
     the graph of another is that one with the numbers of its own, to the last byte.  Its outputs are
     still compared with the network's."""
-    graph_export._run_exporter = _filled
+    card._run_exporter = _filled
 
 
 def _filled(

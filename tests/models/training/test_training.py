@@ -20,7 +20,7 @@ from gpumemnet.predict.features import FEATURE_NAMES, layer_sequence, model_feat
 from gpumemnet.predict.predictor import SLACK_BYTES, Predictor
 from gpumemnet.units import MIB
 from models.networks.line import GROUP_NAMES, Line
-from models.training.card import save_classifier, widenings
+from models.training.card import export_classifier, save_classifier, widenings
 from models.training.classifier import (
     TrainedClassifier,
     _grouped_bounds,
@@ -29,7 +29,6 @@ from models.training.classifier import (
     train,
 )
 from models.training.data import LabelledJobs
-from models.training.graph_export import export_classifier
 from tests.jobs import totals_only
 
 PLANS = {
