@@ -277,7 +277,7 @@ def _problem(model: BundleModel, model_gpu: ModelGpu, job: TrainingJob) -> str |
     features = model.features(table, model_gpu)
     answer = model.run(table, features)
     amounts = (answer.expected_bytes, answer.bounds_bytes)
-    if answer.is_broken is not None or not all(np.isfinite(part).all() for part in amounts):
+    if answer.is_broken.any() or not all(np.isfinite(part).all() for part in amounts):
         return "gets numbers that are not finite"
     estimates = [model.predict(table, None, each, model_gpu)[0] for each in model.card.coverages]
     limits = [estimate.safe_bytes for estimate in estimates if estimate.safe_bytes is not None]

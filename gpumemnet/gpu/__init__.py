@@ -377,7 +377,6 @@ YES: Final = "yes"
 UNSURE: Final = "unsure"
 NO: Final = "no"
 UNKNOWN: Final = "unknown"
-VERDICTS: Final = (YES, NO, UNSURE, UNKNOWN)
 
 VERDICT_TEXTS: Final = MappingProxyType(
     {YES: "fits", UNSURE: "may not fit", NO: "does not fit", UNKNOWN: "unknown"}

@@ -272,7 +272,7 @@ class Alternative:
         change: what changes.
         expected_bytes, safe_bytes: the job's memory with it, as in
             :class:`~gpumemnet.tracing.result.TraceAnswer`.
-        verdict: whether that fits, one of :data:`~gpumemnet.gpu.VERDICTS`.
+        verdict: whether that fits, one of those of :data:`~gpumemnet.gpu.VERDICT_TEXTS`.
         effect: what it does to numbers.
         time: what it does to the time of a step, and how that is known.
         how: how to make the change, in a line or two.

@@ -6,7 +6,7 @@ Probabilities are computed on first access.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Final, NamedTuple, overload
@@ -349,26 +349,12 @@ class PredictionTable(Sequence[Prediction]):
         if isinstance(index, slice):
             return [self[row] for row in range(*index.indices(len(self)))]
         row = range(len(self))[index]
-        return self._prediction(
-            row,
-            int(self.expected_bytes[row]),
-            bool(self.searches[row]),
-            self.safe_bytes[row : row + 1].tolist()[0],
-        )
-
-    def __iter__(self) -> Iterator[Prediction]:
-        amounts = (self.expected_bytes, self.searches, self.safe_bytes)
-        return map(self._prediction, range(len(self)), *(column.tolist() for column in amounts))
-
-    def _prediction(
-        self, row: int, expected_bytes: int, searches: bool, safe_bytes: int | None
-    ) -> Prediction:
-        model, reasons = self.model, self.outside.get(row, ())
-        gpu = model.prediction_gpu
+        model, reasons = self.model, self.reasons(row)
+        gpu, expected_bytes = model.prediction_gpu, int(self.expected_bytes[row])
         return Prediction(
             expected_bytes=expected_bytes,
-            startup_peak_bytes=None if searches else expected_bytes,
-            safe_bytes=safe_bytes,
+            startup_peak_bytes=None if self.searches[row] else expected_bytes,
+            safe_bytes=self.safe_bytes[row : row + 1].tolist()[0],
             coverage=self.coverage,
             bins=model.bins,
             probabilities=self.probabilities[row],

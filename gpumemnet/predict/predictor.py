@@ -91,13 +91,13 @@ class GraphOutput(NamedTuple):
         expected_bytes: the expected memory, shape ``[B]``.
         bounds_bytes: the bounds for the ``L`` calibrated coverages, shape ``[B, L]``.
         is_broken: jobs with infinity or NaN in the output, whose amounts are set to 1 TiB, shape
-            ``[B]``; ``None`` when there are none.
+            ``[B]``.
     """
 
     distribution: MemoryDistribution
     expected_bytes: Array
     bounds_bytes: Array
-    is_broken: Flags | None
+    is_broken: Flags
 
 
 class ModelGpu(NamedTuple):
@@ -143,23 +143,18 @@ class BundleModel:
     def run(self, table: JobTable, features: Array) -> GraphOutput:
         """Runs the graph for ``B`` jobs with their :meth:`features`."""
         step = self._rows_at_once
-        if len(features) <= step:
-            weights, locations, scales, amounts = self._run(table, features)
-        else:
-            parts = [
-                self._run(
-                    table[at : at + step] if self.needs_layers else table, features[at : at + step]
-                )
-                for at in range(0, len(features), step)
-            ]
-            weights, locations, scales, amounts = map(np.concatenate, zip(*parts, strict=True))
-        is_broken = None
-        if not _are_numbers(weights, locations, scales, amounts):
-            is_number = [
-                np.isfinite(output).all(axis=1) for output in (weights, locations, scales, amounts)
-            ]
-            is_broken = ~np.logical_and.reduce(is_number)
-            amounts = np.where(is_broken[:, None], math.log(1024.0 * GIB), amounts)
+        parts = [
+            self._run(
+                table[at : at + step] if self.needs_layers else table, features[at : at + step]
+            )
+            for at in range(0, max(len(features), 1), step)
+        ]
+        outputs = [*map(np.concatenate, zip(*parts, strict=True))]
+        weights, locations, scales, amounts = outputs
+        # A damaged graph can pass the trial run and still output NaN for some job.
+        is_number = [np.isfinite(output).all(axis=1) for output in outputs]
+        is_broken = ~np.logical_and.reduce(is_number)
+        amounts = np.where(is_broken[:, None], math.log(1024.0 * GIB), amounts)
         amounts_bytes = np.exp(np.minimum(amounts, MOST_LOG_BYTES, dtype=np.float64))
         return GraphOutput(
             MemoryDistribution(weights, locations, scales),
@@ -215,24 +210,21 @@ class BundleModel:
         distribution, expected, bounds, is_broken = self.run(table, features)
         safe = bounds[:, level] if site is None else site.bounds(expected, bounds)[:, level]
         reasons = {row: unseen.reasons(row) for row in unseen.counts.nonzero()[0].tolist()}
-        is_unbounded = unseen.is_unknown
+        is_unbounded = unseen.is_unknown | is_broken
         if reasons:
             is_outside = unseen.counts > 0
             wider = safe * math.exp(self.card.widenings[level])
             stretch = np.log(wider / expected) / np.maximum(np.log(safe / expected), 1e-3)
             distribution = distribution.widened(np.where(is_outside, np.maximum(stretch, 1.0), 1.0))
             safe = np.where(is_outside, wider, safe)
-        if is_broken is not None:
-            is_unbounded = is_unbounded | is_broken
-            reasons |= {
-                row: (*reasons.get(row, ()), NO_NUMBER) for row in is_broken.nonzero()[0].tolist()
-            }
+        reasons |= {
+            row: (*reasons.get(row, ()), NO_NUMBER) for row in is_broken.nonzero()[0].tolist()
+        }
         traced = table.column("traced_peak_bytes") if self.card.traced_peaks else None
         if traced is not None and traced.any():
             distribution, by_trace = self._with_traces(
                 table, traced, distribution, expected, safe, level
             )
-            is_unbounded = is_unbounded.copy()
             for row, words in by_trace.items():
                 is_unbounded[row] = bool(words)
             reasons = {row: words for row, words in (reasons | by_trace).items() if words}
@@ -309,13 +301,6 @@ def _searches(features: Array) -> Flags:
     """
     may_convolve = (features[:, _CONVOLUTIONS] > 0) | (features[:, _HAS_LAYERS] == 0)
     return (features[:, _BENCHMARK] > 0) & may_convolve
-
-
-def _are_numbers(weights: Floats, locations: Floats, scales: Floats, amounts: Floats) -> bool:
-    """Whether all outputs are finite; a damaged graph can pass the trial run and still output NaN
-    for some job."""
-    products = np.vdot(weights, locations), np.vdot(scales, scales), np.vdot(amounts, amounts)
-    return all(map(math.isfinite, products))
 
 
 def _whole_bytes(amounts: Floats) -> Indices:

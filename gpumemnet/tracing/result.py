@@ -93,7 +93,7 @@ class BatchPoint:
     Attributes:
         batch_size: samples per step.
         expected_bytes, safe_bytes: as in :class:`TraceAnswer`.
-        verdict: whether it fits the GPU, one of :data:`~gpumemnet.gpu.VERDICTS`.
+        verdict: whether it fits the GPU, one of those of :data:`~gpumemnet.gpu.VERDICT_TEXTS`.
     """
 
     batch_size: int
@@ -233,7 +233,7 @@ class TraceAnswer:
 
     @property
     def verdict(self) -> str:
-        """Whether the job fits the GPU, one of :data:`~gpumemnet.gpu.VERDICTS`; a lower bound has
+        """Whether the job fits the GPU, one of those of :data:`~gpumemnet.gpu.VERDICT_TEXTS`; a lower bound has
         no upper one."""
         available_mib, least_mib = self.available_bytes // MIB, ceil_mib(self.expected_bytes)
         if self.is_lower_bound:
