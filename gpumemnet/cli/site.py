@@ -189,10 +189,6 @@ def drift(
         write_drift_metrics,
     )
 
-    if metrics is not None and metrics.suffix != ".prom":
-        raise InvalidRequestError(
-            f"{metrics} must end in .prom: the textfile collector reads no other files", "metrics"
-        )
     predictor = Predictor(
         _chosen_bundles(bundle, registry),
         context_bytes=None if context_mib is None else context_mib * MIB,

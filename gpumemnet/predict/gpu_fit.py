@@ -8,16 +8,13 @@ share one prediction.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu import (
-    DeviceProfile,
-    MigProfile,
     available_mib,
     device_profile,
     device_profiles,
@@ -78,47 +75,32 @@ class Fit(Target):
 def catalogue_targets() -> tuple[Target, ...]:
     """Every GPU of the catalogue but those of laptops, each followed by its MIG profiles."""
     return tuple(
-        _target(profile, mig)
+        target(f"{profile.name}{mig}")
         for profile in device_profiles()
         if not profile.is_laptop
-        for mig in (None, *mig_profiles(profile.name))
+        for mig in ("", *(f"/{each.name}" for each in mig_profiles(profile.name)))
     )
 
 
-def _target(profile: DeviceProfile, mig: MigProfile | None) -> Target:
-    name = None if mig is None else mig.name
-    return Target(gpu=profile.name, mig=name, available_mib=available_mib(profile, mig))
-
-
-def target(
-    name: str, *, mig: str | None = None, free_mib: int | None = None, device: str | None = None
-) -> Target:
+def target(name: str, *, free_mib: int | None = None, device: str | None = None) -> Target:
     """Looks up a target by the name that a user gives.
 
     Args:
         name: name or alias of a GPU in the catalogue, optionally with a slash and a MIG profile
             (``A100/3g.20gb``).
-        mig: the MIG profile, if ``name`` does not contain it.
         free_mib: memory that is free now, in MiB; by default that of an empty device.
         device: the caller's name of the device.
 
     Raises:
         InvalidRequestError: when the GPU or profile is not in the catalogue.
     """
-    if mig is not None and "/" in name:
-        raise InvalidRequestError(
-            "must not stand beside a gpu that names a profile: give it once", "mig"
-        )
-    found = _catalogue_target(name if mig is None else f"{name}/{mig}")
-    available = found.available_mib if free_mib is None else free_mib
-    return replace(found, device=device, available_mib=available)
-
-
-@lru_cache(maxsize=512)
-def _catalogue_target(name: str) -> Target:
-    gpu, slash, mig = name.partition("/")
+    gpu, slash, profile_name = name.partition("/")
     profile = device_profile(gpu)
-    return _target(profile, mig_profile(profile.name, mig) if slash else None)
+    mig = mig_profile(profile.name, profile_name) if slash else None
+    available = available_mib(profile, mig) if free_mib is None else free_mib
+    return Target(
+        gpu=profile.name, mig=mig.name if mig else None, device=device, available_mib=available
+    )
 
 
 def fits(

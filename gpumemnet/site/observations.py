@@ -115,11 +115,7 @@ class Observation:
     torch: str | None = None
 
 
-OBSERVATION_FIELDS: Final = (
-    *(each.name for each in fields(Observation)),
-    "peak_mib",
-    "limit_mib",
-)
+OBSERVATION_FIELDS: Final = tuple(each.name for each in fields(Observation))
 
 
 def observation_from_dict(document: object) -> Observation:
@@ -147,17 +143,16 @@ def observation_from_dict(document: object) -> Observation:
         prediction_id=_prediction_id(given.get("prediction_id")),
         job=_job(given["job"]) if "job" in given else None,
         gpu=None if gpu is None else _gpu(gpu),
-        peak_bytes=_amount(given, "peak"),
+        peak_bytes=_amount(given, "peak_bytes"),
         oom=oom,
-        limit_bytes=_amount(given, "limit"),
+        limit_bytes=_amount(given, "limit_bytes"),
         observed_at=_time(given.get("observed_at")),
         idempotency_key=_text(given, "idempotency_key", MAX_KEY_LENGTH),
         **{name: _text(given, name, MAX_TEXT_LENGTH) for name in _SOFTWARE},
     )
     if observation.peak_bytes is None and not oom:
         raise InvalidRequestError(
-            "is missing: give the peak as peak_mib or peak_bytes, or oom if the job ran out",
-            "peak_mib",
+            "is missing: give the peak, or oom if the job ran out", "peak_bytes"
         )
     if observation.prediction_id is None and observation.job is None:
         raise InvalidRequestError(
@@ -254,23 +249,13 @@ def _gpu(name: str) -> str:
 
 
 def _amount(given: Mapping[str, Any], name: str) -> int | None:
-    stated, unit = f"{name}_bytes", 1
-    if given.get(f"{name}_mib") is not None:
-        if stated in given:
-            raise InvalidRequestError(f"must not stand beside {stated}: give one", f"{name}_mib")
-        stated, unit = f"{name}_mib", MIB
-    amount: Any = given.get(stated)
-    if amount is None:
-        return None
-    kinds = (int,) if unit == 1 else (int, float)
-    # NaN is not between either
-    if type(amount) not in kinds or not MIN_BYTES <= amount * unit <= MAX_BYTES:
+    amount = given.get(name)
+    if amount is not None and (type(amount) is not int or not MIN_BYTES <= amount <= MAX_BYTES):
         raise InvalidRequestError(
-            f"must be {'a whole number of bytes' if unit == 1 else 'a number of MiB'} between {MIN_BYTES // unit} and "
-            f"{MAX_BYTES // unit}, not {describe(amount)}",
-            stated,
+            f"must be a whole number of bytes between {MIN_BYTES} and {MAX_BYTES}, not {describe(amount)}",
+            name,
         )
-    return math.ceil(amount * unit)
+    return amount
 
 
 def _time(value: object) -> datetime | None:

@@ -6,7 +6,6 @@ A long step is reduced to visible points; each is the most of its interval, so n
 
 from __future__ import annotations
 
-import warnings
 from io import BytesIO
 from pathlib import Path
 from textwrap import shorten
@@ -42,7 +41,6 @@ colour-blind readers."""
 MAX_POINTS: Final = 1_200
 INK, UNUSED, AVAILABLE = "#000000", "#eeeeee", "#D55E00"
 _SIZE_INCHES: Final = (10.0, 5.2)
-_STYLE: Final = {"font.size": 9.5, "svg.hashsalt": "gpumemnet"}
 
 
 def step_table(answer: TraceAnswer) -> pd.DataFrame:
@@ -89,14 +87,10 @@ def plot(answer: TraceAnswer, path: Path) -> None:
     from matplotlib.figure import Figure
 
     parts: list[str] = [*table]
-    lines = {"safe": answer.safe_bytes, "available": answer.available_bytes}
-    if answer.available_bytes > 2 * answer.safe_bytes:  # it would press the curve down
-        del lines["available"]
+    lines = ("safe", answer.safe_bytes, INK), ("available", answer.available_bytes, AVAILABLE)
     peak = int(table.drop(columns="fragmentation").sum(axis=1).argmax())
     content = BytesIO()
-    with style.context(["default", _STYLE]), warnings.catch_warnings():
-        # a model's name may hold characters that the font lacks; matplotlib draws them as boxes
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+    with style.context("default"):
         figure = Figure(figsize=_SIZE_INCHES)
         axes = figure.subplots()
         axes.stackplot(
@@ -109,7 +103,7 @@ def plot(answer: TraceAnswer, path: Path) -> None:
             ],
             colors=[COLOURS.get(part, UNUSED) for part in parts],
         )
-        for (name, amount), colour in zip(lines.items(), (INK, AVAILABLE), strict=False):
+        for name, amount, colour in lines:
             label = f"{ceil_mib(amount):,} {name}"
             axes.axhline(amount / GIB, color=colour, linestyle="dashed", label=label)
         for name, start in answer.curve.phases if answer.curve else ():
@@ -126,8 +120,7 @@ def plot(answer: TraceAnswer, path: Path) -> None:
             reverse=True,
         )
         axes.set_title(shorten(title, 90, placeholder=" …"), pad=20, parse_math=False)
-        undated = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
-        figure.savefig(content, format=form, bbox_inches="tight", metadata=undated[form], dpi=130)
+        figure.savefig(content, format=form, bbox_inches="tight", dpi=130)
     write_output(path, content.getvalue(), "plot")
 
 

@@ -134,7 +134,7 @@ def _targets(
             targets.append(target(name))
         for index, each in enumerate(devices or ()):
             path = f"devices[{index}].{{}}"
-            targets.append(target(each.gpu, mig=each.mig, free_mib=each.free_mib, device=each.id))
+            targets.append(target(each.gpu, free_mib=each.free_mib, device=each.id))
     except InvalidRequestError as error:
         raise InvalidRequestError(error.reason, path.format(error.field)) from None
     return tuple(targets)
@@ -300,8 +300,6 @@ class PredictionApi:
             ``body``.
         """
         request = read_request(body, BatchSizesRequest)
-        if request.gpu is None and request.mig is not None:
-            raise InvalidRequestError("needs 'gpu': a MIG profile is a part of a GPU", "mig")
         coverage = DEFAULT_COVERAGE if request.coverage is None else request.coverage
         read = self.read([request.job], request.encoder, lambda row: "job")
         for error in read.errors.values():
@@ -311,7 +309,7 @@ class PredictionApi:
         found = batch_sizes(
             self.predictor,
             job,
-            target(gpu, mig=request.mig, free_mib=request.free_mib),
+            target(gpu, free_mib=request.free_mib),
             coverage=coverage,
             encoder=request.encoder,
             max_batch=request.max_batch or DEFAULT_MAX_BATCH,

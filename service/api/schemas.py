@@ -430,10 +430,6 @@ GpuName = Annotated[str, Field(examples=["A100"])]
 GpuNames = Annotated[
     list[Annotated[str, Field(examples=["A100", "A100/3g.20gb"])]], Field(max_length=MAX_TARGETS)
 ]
-MigName = Annotated[
-    Annotated[str, Field(examples=["3g.20gb"])] | None,
-    Field(description="its MIG profile, for a partition"),
-]
 FreeMib = Annotated[
     Annotated[int, Field(ge=0, le=MAX_FREE_MIB)] | None,
     Field(
@@ -448,8 +444,7 @@ class Device(Schema):
     id: str = Field(min_length=1, max_length=MAX_DEVICE_NAME)
     """the caller's name for it, such as an index or a UUID"""
     gpu: str = Field(examples=["A100"])
-    """its GPU model, by a name in /v1/gpus"""
-    mig: MigName = None
+    """its GPU model, by a name in /v1/gpus or such as A100/3g.20gb"""
     free_mib: FreeMib = None
 
 
@@ -499,7 +494,6 @@ class BatchSizesRequest(Schema):
     encoder: Encoder = None
     gpu: GpuName | None = None
     """the GPU, by a name in /v1/gpus or such as A100/3g.20gb; by default the service's"""
-    mig: MigName = None
     free_mib: FreeMib = None
     max_batch: Annotated[int, Field(ge=1, le=MAX_ASKED_BATCH)] | None = Field(
         None, json_schema_extra={"default": DEFAULT_MAX_BATCH}

@@ -18,7 +18,6 @@ from gpumemnet.site.observations import (
     observation_from_dict,
 )
 from gpumemnet.site.observations import Observation as ReadObservation
-from gpumemnet.units import MIB
 
 from ..api.examples import OBSERVATION_EXAMPLES
 from ..api.handlers import JSON, handle_body, read_json, read_json_body, send_response
@@ -31,11 +30,6 @@ from .store import ObservationStore
 KEY_NAME: Final = "key_name"
 """The key of the API key's name in a request's state."""
 
-_Mib = Annotated[float, Field(ge=MIN_BYTES // MIB, le=MAX_BYTES // MIB)]
-_IN_MIB: Final[Any] = (
-    _Mib | None,
-    Field(default=None, description="the same in MiB (2**20 bytes), instead"),
-)
 _Bytes = Annotated[int, Field(ge=MIN_BYTES, le=MAX_BYTES)]
 _Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT_LENGTH)]
 
@@ -58,8 +52,6 @@ Observation: Any = described(
     peak_bytes=_Bytes | None,
     limit_bytes=_Bytes | None,
     idempotency_key=Annotated[str, Field(min_length=1, max_length=MAX_KEY_LENGTH)] | None,
-    peak_mib=_IN_MIB,
-    limit_mib=_IN_MIB,
 )
 
 

@@ -129,9 +129,7 @@ def test_another_gpu_and_what_the_job_fits(
 
 def test_the_inverse_questions(client: Client, predictor: Predictor, job: TrainingJob) -> None:
     expected = batch_sizes(predictor, job, target("A100/1g.5gb"), max_batch=500, coverage=0.9)
-    assert (
-        client.batch_sizes(job, gpu="A100", mig="1g.5gb", max_batch=500, coverage=0.9) == expected
-    )
+    assert client.batch_sizes(job, gpu="A100/1g.5gb", max_batch=500, coverage=0.9) == expected
     free = client.batch_sizes(job, gpu="A100", free_mib=2000)
     assert free == batch_sizes(predictor, job, target("A100", free_mib=2000))
 
@@ -267,23 +265,31 @@ def test_an_observation_is_sent_as_the_service_reads_it(job: TrainingJob, status
         Client(url, timeout_seconds=PATIENT_SECONDS, api_key="k") as client,
     ):
         answer = client.observe(
-            prediction_id="01910c5e", peak_mib=2000, source="nvml_process", idempotency_key="job 7"
+            prediction_id="01910c5e",
+            peak_bytes=2000 * 2**20,
+            source="nvml_process",
+            idempotency_key="job 7",
         )
         assert answer == {"id": 1}
         client.observe(
-            job=job, gpu="A100", source="slurm_gpumem", oom=True, limit_mib=4096, observed_at=ended
+            job=job,
+            gpu="A100",
+            source="slurm_gpumem",
+            oom=True,
+            limit_bytes=4096 * 2**20,
+            observed_at=ended,
         )
     assert [request.path for request in sent] == ["/v1/observations"] * 2
     assert sent[0].headers["Authorization"] == "Bearer k"
     by_prediction, by_job = (json.loads(request.body) for request in sent)
-    observed = {"peak_mib": 2000, "source": "nvml_process", "idempotency_key": "job 7"}
+    observed = {"peak_bytes": 2000 * 2**20, "source": "nvml_process", "idempotency_key": "job 7"}
     assert by_prediction == {"prediction_id": "01910c5e", **observed}
     assert job_from_dict(by_job.pop("job")) == job
     rest = {
         "gpu": "A100",
         "source": "slurm_gpumem",
         "oom": True,
-        "limit_mib": 4096,
+        "limit_bytes": 4096 * 2**20,
         "observed_at": ended.isoformat(),
     }
     assert by_job == rest

@@ -65,7 +65,7 @@ def nearly_valid_jobs(draw: st.DrawFn) -> Document:
 
 devices = st.fixed_dictionaries(
     {"id": st.text(max_size=5) | junk, "gpu": st.sampled_from(["A100", "T4"]) | junk},
-    optional={"mig": st.sampled_from(["1g.5gb"]) | junk, "free_mib": st.integers(-1, 2**21) | junk},
+    optional={"free_mib": st.integers(-1, 2**21) | junk},
 )
 options = st.fixed_dictionaries(
     {},

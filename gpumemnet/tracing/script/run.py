@@ -250,7 +250,9 @@ def result_of_script(run: ScriptRun, call: ScriptCall, with_curve: bool = False)
         more = largest.requested_bytes - answer.requested_bytes
         filling = whole.filling_bytes
         keeps_tensors = not filling and grown_bytes(run.timeline) >= MIB and sum(whole.rises) > 1
-        has_more_state = more > 0 and whole.state_bytes > answer.parts["optimizer_state"]
+        storages = whole.timeline.storages
+        state_bytes = sum(storages[each].size_bytes for state in whole.state for each in state)
+        has_more_state = more > 0 and state_bytes > answer.parts["optimizer_state"]
         is_more = has_more_state or more >= min(MIB, answer.requested_bytes // 100)
         if is_more and not keeps_tensors:
             peak = peak_of(whole.timeline, whole.timeline.sizes)[1]

@@ -114,12 +114,6 @@ class WholeRun:
     queues: Mapping[str, int]
     """Queues of a longest length → bytes that they will hold more."""
 
-    @property
-    def state_bytes(self) -> int:
-        """Optimizer state at the end."""
-        storages = self.timeline.storages
-        return sum(storages[number].size_bytes for numbers in self.state for number in numbers)
-
     def late_bytes(self, peak: int, held_bytes: int) -> int:
         """Return the optimizer state that is not there at an event, of optimizers that step by the
         end of its step: what happens there happens again in later steps, when it is.

@@ -124,9 +124,9 @@ def test_more_targets_than_a_bin_scheme_holds(predictor: Predictor) -> None:
 def test_a_target_is_named_as_a_person_would() -> None:
     whole, part = target("a100"), target("A100/3g.20gb")
     assert (whole.gpu, whole.mig, whole.device) == ("NVIDIA A100-SXM4-40GB", None, None)
-    assert part == target("A100", mig="3G.20GB") == target("NVIDIA A100-SXM4-40GB/3g.20gb")
+    assert part == target("A100/3G.20GB") == target("NVIDIA A100-SXM4-40GB/3g.20gb")
     assert part.available_mib == 19968 - MIG_RESERVED_MIB
-    device = target("A100", mig="1g.5gb", free_mib=4000, device="MIG-1")
+    device = target("A100/1g.5gb", free_mib=4000, device="MIG-1")
     assert (device.mig, device.available_mib, device.device) == ("1g.5gb", 4000, "MIG-1")
 
 
@@ -136,7 +136,6 @@ def test_a_target_is_named_as_a_person_would() -> None:
         ({"name": "Z80"}, "gpu", "no profile of 'Z80': known are NVIDIA's GPUs"),
         ({"name": "A100/9g.99gb"}, "mig", "known are 1g.5gb, 1g.10gb"),
         ({"name": "T4/1g.5gb"}, "mig", "known are none"),
-        ({"name": "A100/1g.5gb", "mig": "1g.5gb"}, "mig", "give it once"),
     ],
 )
 def test_a_target_that_is_none(arguments: dict[str, Any], field: str, words: str) -> None:

@@ -287,7 +287,7 @@ def test_observations_one_a_line_need_their_job(tmp_path: Path) -> None:
         {
             "prediction_id": "01890000-0000-7000-8000-000000000000",
             "source": "slurm_gpumem",
-            "peak_mib": 5000,
+            "peak_bytes": 5000 * 2**20,
         }
     ]
     made = calibrate(read_site_rows([written(tmp_path / "seen.jsonl", documents)]), MLPS)
@@ -336,7 +336,10 @@ def test_a_context_that_no_gpu_has_is_refused(tmp_path: Path) -> None:
     ("line", "words"),
     [
         ("{", "seen.jsonl, line 2: no valid JSON"),
-        ('{"source": "psychic", "peak_mib": 3, "gpu": "A100"}', "line 2, source: is 'psychic'"),
+        (
+            '{"source": "psychic", "peak_bytes": 3 * 2**20, "gpu": "A100"}',
+            "line 2, source: is 'psychic'",
+        ),
         ('{"family": "mlp"}', "line 2"),
         ("[1]", "line 2"),
     ],

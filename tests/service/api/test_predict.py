@@ -48,7 +48,7 @@ def test_a_long_body_gets_the_same_answer_as_a_short_one(http: httpx.Client, job
 
 DEVICES = [
     {"id": "0", "gpu": "A100", "free_mib": 1},
-    {"id": "MIG-7", "gpu": "A100", "mig": "3g.20gb", "free_mib": None},
+    {"id": "MIG-7", "gpu": "A100/3g.20gb", "free_mib": None},
 ]
 
 

@@ -121,7 +121,7 @@ def by_job(**fields: object) -> Document:
     return {
         "job": EXAMPLE_JOBS["mlp"],
         "gpu": GPU,
-        "peak_mib": 1700,
+        "peak_bytes": 1700 * 2**20,
         "source": "nvml_process",
         **fields,
     }
@@ -129,7 +129,7 @@ def by_job(**fields: object) -> Document:
 
 def test_a_prediction_is_reported_on_at_once(http: httpx.Client) -> None:
     prediction = predict(http)
-    answer = observe(http, prediction_id=prediction["prediction_id"], peak_mib=1800)
+    answer = observe(http, prediction_id=prediction["prediction_id"], peak_bytes=1800 * 2**20)
     assert answer.status_code == 201
     stored = answer.json()
     assert stored["created"] is True
@@ -150,26 +150,26 @@ def test_an_observation_is_stored_once(http: httpx.Client, database: Database) -
 
 def test_a_key_belongs_to_one_observation(http: httpx.Client) -> None:
     observe(http, **by_job(idempotency_key="run-2"))
-    answer = observe(http, **by_job(idempotency_key="run-2", peak_mib=1999))
+    answer = observe(http, **by_job(idempotency_key="run-2", peak_bytes=1999 * 2**20))
     assert answer.status_code == 409
     assert answer.json()["type"] == "urn:gpumemnet:problem:conflict"
     assert "run-2" in answer.json()["detail"]
 
 
 def test_an_unknown_prediction_is_said(http: httpx.Client) -> None:
-    answer = observe(http, prediction_id=UNKNOWN_ID, peak_mib=1700)
+    answer = observe(http, prediction_id=UNKNOWN_ID, peak_bytes=1700 * 2**20)
     assert answer.status_code == 404
     assert "send the job itself" in answer.json()["detail"]
 
 
 def test_the_job_stands_in_for_a_forgotten_prediction(http: httpx.Client) -> None:
-    answer = observe(http, **by_job(prediction_id=UNKNOWN_ID, peak_mib=1711))
+    answer = observe(http, **by_job(prediction_id=UNKNOWN_ID, peak_bytes=1711 * 2**20))
     assert (answer.status_code, answer.json()["prediction_id"]) == (201, None)
 
 
 def test_a_peak_that_the_predictions_gpu_cannot_hold_is_refused(http: httpx.Client) -> None:
     prediction = predict(http)
-    answer = observe(http, prediction_id=prediction["prediction_id"], peak_mib=200_000)
+    answer = observe(http, prediction_id=prediction["prediction_id"], peak_bytes=200_000 * 2**20)
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["field"] == "peak_bytes"
 
@@ -189,9 +189,15 @@ def test_a_body_that_is_none_is_refused(http: httpx.Client, body: bytes) -> None
 def test_observations_join_the_dataset(
     http: httpx.Client, database: Database, tmp_path: Path
 ) -> None:
-    observe(http, **by_job(idempotency_key="export-1", peak_mib=1765, driver="570.1", torch="2.11"))
-    observe(http, **by_job(idempotency_key="export-2", peak_mib=None, oom=True, limit_mib=1500))
-    observe(http, **by_job(idempotency_key="export-3", peak_mib=None, oom=True))
+    observe(
+        http,
+        **by_job(idempotency_key="export-1", peak_bytes=1765 * 2**20, driver="570.1", torch="2.11"),
+    )
+    observe(
+        http,
+        **by_job(idempotency_key="export-2", peak_bytes=None, oom=True, limit_bytes=1500 * 2**20),
+    )
+    observe(http, **by_job(idempotency_key="export-3", peak_bytes=None, oom=True))
     out = tmp_path / "observations.parquet"
     command = [
         sys.executable,
@@ -317,7 +323,9 @@ def test_the_store_finds_its_way_back(postgresql: PostgreSQL, tmp_path: Path) ->
         finally:
             postgresql.start()
         deadline = time.monotonic() + 300
-        while (answer := observe(client, prediction_id=first, peak_mib=1900)).status_code == 503:
+        while (
+            answer := observe(client, prediction_id=first, peak_bytes=1900 * 2**20)
+        ).status_code == 503:
             assert time.monotonic() < deadline
             time.sleep(0.1)
         assert answer.status_code == 201, "the prediction made while the database was away is known"
