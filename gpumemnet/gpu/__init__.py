@@ -339,7 +339,7 @@ def mig_profile(gpu: str, name: str) -> MigProfile:
             return profile
     known = ", ".join(profile.name for profile in profiles) or "none"
     raise InvalidRequestError(
-        f"no MIG profile {describe(name)} of the {gpu} is known: known are {known}", "mig"
+        f"no MIG profile {describe(name)} of the {gpu} is known: known are {known}", "gpu"
     )
 
 

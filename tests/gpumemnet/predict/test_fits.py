@@ -134,8 +134,8 @@ def test_a_target_is_named_as_a_person_would() -> None:
     ("arguments", "field", "words"),
     [
         ({"name": "Z80"}, "gpu", "no profile of 'Z80': known are NVIDIA's GPUs"),
-        ({"name": "A100/9g.99gb"}, "mig", "known are 1g.5gb, 1g.10gb"),
-        ({"name": "T4/1g.5gb"}, "mig", "known are none"),
+        ({"name": "A100/9g.99gb"}, "gpu", "known are 1g.5gb, 1g.10gb"),
+        ({"name": "T4/1g.5gb"}, "gpu", "known are none"),
     ],
 )
 def test_a_target_that_is_none(arguments: dict[str, Any], field: str, words: str) -> None:
