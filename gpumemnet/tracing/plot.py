@@ -1,8 +1,5 @@
 """Draws the memory over one training step in steady state, stacked by class, with matplotlib; the
-file's suffix selects PNG, SVG or PDF.
-
-A long step is reduced to visible points; each is the most of its interval, so no maximum is lost.
-"""
+file's suffix selects PNG, SVG or PDF."""
 
 from __future__ import annotations
 
@@ -38,9 +35,7 @@ COLOURS: Final = {
 }
 """Bands from the bottom up, the constant ones first, in the colours of Okabe and Ito for
 colour-blind readers."""
-MAX_POINTS: Final = 1_200
 INK, UNUSED, AVAILABLE = "#000000", "#eeeeee", "#D55E00"
-_SIZE_INCHES: Final = (10.0, 5.2)
 
 
 def step_table(answer: TraceAnswer) -> pd.DataFrame:
@@ -61,10 +56,9 @@ def step_table(answer: TraceAnswer) -> pd.DataFrame:
     parts = pd.DataFrame(dict(zip(curve.classes, curve.bytes_by_class, strict=True)))
     parts = parts.assign(**outside)
     parts = parts[[part for part in COLOURS if part in parts and parts[part].any()]]
-    used = parts.sum(axis=1)
-    parts["fragmentation"] = np.array(curve.reserved_bytes) + sum(outside.values()) - used
-    points = min(MAX_POINTS, len(parts))
-    return parts.loc[used.groupby(parts.index * points // len(parts)).idxmax()]
+    reserved = np.array(curve.reserved_bytes) + sum(outside.values())
+    parts["fragmentation"] = reserved - parts.sum(axis=1)
+    return parts
 
 
 def plot(answer: TraceAnswer, path: Path) -> None:
@@ -91,7 +85,7 @@ def plot(answer: TraceAnswer, path: Path) -> None:
     peak = int(table.drop(columns="fragmentation").sum(axis=1).argmax())
     content = BytesIO()
     with style.context("default"):
-        figure = Figure(figsize=_SIZE_INCHES)
+        figure = Figure(figsize=(10, 5.2))
         axes = figure.subplots()
         axes.stackplot(
             table.index,

@@ -37,6 +37,7 @@ from gpumemnet.torch_private import script as names
 from gpumemnet.torch_private.compiler import COMPILE, MODULE_COMPILE
 from gpumemnet.torch_private.names import (
     id_of_storage,
+    is_sparse,
     own_buffers,
     own_parameters,
     replaced,
@@ -87,8 +88,12 @@ def move_module(
         move_module(child, dtype, layout, observer, numbers)
     own = own_parameters(module)
     for name, parameter in own.items():
-        if parameter is not None and type(parameter).to is not Tensor.to:  # it quantizes itself
+        if parameter is None:
+            continue
+        if type(parameter).to is not Tensor.to:  # it quantizes itself
             own[name] = parameter.to(GPU)  # type: ignore[assignment]  # of its own class
+        elif is_sparse(parameter):
+            own[name] = nn.Parameter(parameter.detach().to(GPU), parameter.requires_grad)
     with without_function_modes():  # the script sees a CUDA tensor
         _move_own(module, dtype, layout, observer, numbers)
     for parameter in own.values():
@@ -135,7 +140,7 @@ def _move_own(
         weights = vars(module)["_flat_weights_names"]
         vars(module)["_flat_weight_refs"] = [None] * len(weights)
     for name, parameter in own.items():
-        if parameter is None:
+        if parameter is None or is_sparse(parameter):
             continue
         fresh = converted(parameter)
         is_scripted = isinstance(module, torch.jit.ScriptModule) and not parameter.is_meta

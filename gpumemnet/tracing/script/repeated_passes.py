@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from gpumemnet.torch_private.names import (
     Function,
+    own_buffers,
     storage_id,
     tree_map_only,
     without_function_modes,
@@ -220,7 +221,7 @@ def _attributes(model: nn.Module) -> dict[tuple[str, str], Tensor]:
     return {
         (path, name): value
         for path, module in model.named_modules()
-        for name, value in (vars(module) | vars(module)["_buffers"]).items()
+        for name, value in {**vars(module), **own_buffers(module)}.items()
         if isinstance(value, Tensor)
     }
 

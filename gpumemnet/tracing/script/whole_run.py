@@ -523,7 +523,8 @@ def state_bytes(optimizer: Optimizer, parameters: Sequence[Tensor]) -> int:
         if name not in _KERNELS and name in signature(kind).parameters
     }
     with unseen():
-        alone = [nn.Parameter(torch.empty_like(each, device="meta")) for each in parameters]
+        dense = (each for each in parameters if each.layout is torch.strided)
+        alone = [nn.Parameter(torch.empty_like(each, device="meta")) for each in dense]
         for parameter in alone:
             parameter.grad = torch.empty_like(parameter)
         gradients = sum(each.nbytes for each in alone)

@@ -13,8 +13,7 @@ from torch import nn
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.tracing import ExtraResults, TraceAnswer, trace
-from gpumemnet.tracing.plot import MAX_POINTS, plot, step_table
-from gpumemnet.tracing.result import Curve
+from gpumemnet.tracing.plot import plot, step_table
 
 
 @pytest.fixture(scope="module")
@@ -54,21 +53,6 @@ def test_a_png_is_a_picture(answer: TraceAnswer, tmp_path: Path) -> None:
 def test_an_svg_names_the_bands(answer: TraceAnswer, tmp_path: Path) -> None:
     plot(answer, tmp_path / "memory.svg")
     assert ElementTree.parse(tmp_path / "memory.svg").getroot().tag.endswith("svg")
-
-
-def test_long_steps_stay_small(answer: TraceAnswer) -> None:
-    assert answer.curve is not None
-    times = 50_000 // len(answer.curve.reserved_bytes) + 1
-    long = Curve(
-        classes=answer.curve.classes,
-        bytes_by_class=tuple(row * times for row in answer.curve.bytes_by_class),
-        reserved_bytes=answer.curve.reserved_bytes * times,
-        phases=answer.curve.phases,
-    )
-    table = step_table(replace(answer, curve=long))
-    assert len(table) <= MAX_POINTS
-    in_use = sum(answer.parts.values()) - answer.parts["fragmentation"]
-    assert table.drop(columns="fragmentation").sum(axis=1).max() == in_use
 
 
 def test_other_files_and_answers_without_a_curve(answer: TraceAnswer, tmp_path: Path) -> None:
