@@ -66,6 +66,11 @@ wave = torch.istft(torch.complex(*model.bias[:90].view(2, 5, 9)), 8, window=mode
 with torch.cuda.graph(torch.cuda.CUDAGraph()): bits + 1
 sparse = torch.eye(4).to_sparse().cuda()
 assert len((sparse + sparse).coalesce().values()) == 4 and model.weight[:2].to_sparse()._nnz() == 512
+held = nn.Linear(4, 4)
+held.adjacency = nn.Parameter(torch.eye(4).to_sparse(), requires_grad=False)
+assert len(held.cuda().adjacency.coalesce().values()) == 4
+scripted = torch.jit.script(nn.BatchNorm1d(4).cuda().eval())
+with torch.no_grad(): outputs = [scripted(torch.ones(2, 4).cuda()) for _ in range(6)]
 torch.where(torch.zeros_like(model.bias, dtype=torch.uint8), model.bias, 0 * model.bias).sum().backward()
 torch.distributions.VonMises(model.bias, model.bias.exp()).sample()
 with torch.inference_mode(): assert model.bias.clone()[: model.bias.clone().long().max()].ndim == 1
