@@ -20,6 +20,7 @@ from inspect import signature
 from itertools import accumulate
 from math import inf
 from time import monotonic, process_time
+from types import FrameType
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -454,6 +455,9 @@ class _Batches:
         self._loaders.gives_from(self._loader, self._count)
         before, self._live_bytes = self._live_bytes, self._loaders.live_bytes()
         left, is_known = self._count - self._given, self._loaders.goes_on()
+        frame = sys._getframe(1)
+        if self._count and left < 0 and _is_endless(frame):  # its sampler repeats
+            self._given, self._left, left = 1, None, self._count - 1
         if is_known:
             if self._count and left < 0:
                 raise StopIteration
@@ -476,11 +480,8 @@ class _Batches:
                 self._loaders.gives(what)
                 return self._loaders.made(self._loader, what, numbers)
             # The code has counted batches, or keeps something of each.
-            frame = sys._getframe(1)
-            is_asked = asks_once(frame)
-            is_endless = is_asked and not is_guarded(frame, StopIteration)
-            goes_on = what or gathers or is_asked
-            if not goes_on or (left < 0 and (self._count or not (what or is_endless))):
+            goes_on = what or gathers or asks_once(frame)
+            if not goes_on or (left < 0 and not (what or _is_endless(frame))):
                 raise StopIteration
         elif self._given > SAMPLED and monotonic() > self._last_second:
             is_known = self._count > 0  # what the code computes of them is not traced
@@ -512,6 +513,11 @@ class _Batches:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._batches, name)
+
+
+def _is_endless(frame: FrameType) -> bool:
+    """Whether code asks for a next batch that counts on there being one."""
+    return asks_once(frame) and not is_guarded(frame, StopIteration)
 
 
 def state_bytes(optimizer: Optimizer, parameters: Sequence[Tensor]) -> int:

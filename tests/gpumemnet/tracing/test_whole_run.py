@@ -780,6 +780,30 @@ for epoch in range(3):
         65 + WORKSPACE,
         "",
     ),
+    "endless": Case(  # a loader whose sampler repeats is asked on and on; then 128 MiB
+        """
+class Repeated:
+    def __init__(self, sampler): self.sampler = sampler
+    def __iter__(self):
+        while True: yield from self.sampler
+class Endless(DataLoader):
+    def __init__(self, *given):
+        super().__init__(*given)
+        object.__setattr__(self, "batch_sampler", Repeated(self.batch_sampler))
+        self.iterator = super().__iter__()
+    def __len__(self): return 2
+    def __iter__(self):
+        for _ in range(2): yield next(self.iterator)
+model, rows = wide(1), Endless(torch.zeros(64, 4096), 32)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(99):
+    for batch in rows: step(optimizer, model(batch.cuda()).mean())
+held = torch.zeros(8192, 4096).cuda()
+""",
+        256,
+        259 + WORKSPACE,
+        "",
+    ),
     "in_order": Case(  # weights, gradients, Adam with its temporaries; the evaluation is no generation
         """
 model = wide(1)
