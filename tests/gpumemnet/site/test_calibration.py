@@ -337,7 +337,7 @@ def test_a_context_that_no_gpu_has_is_refused(tmp_path: Path) -> None:
     [
         ("{", "seen.jsonl, line 2: no valid JSON"),
         (
-            '{"source": "psychic", "peak_bytes": 3 * 2**20, "gpu": "A100"}',
+            '{"source": "psychic", "peak_bytes": 3145728, "gpu": "A100"}',
             "line 2, source: is 'psychic'",
         ),
         ('{"family": "mlp"}', "line 2"),
