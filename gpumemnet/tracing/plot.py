@@ -6,18 +6,16 @@ from __future__ import annotations
 from io import BytesIO
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpumemnet.atomic_files import write_output
 from gpumemnet.errors import InvalidRequestError, check_installed
 from gpumemnet.job.layers import describe
 from gpumemnet.tracing.result import PART_NAMES, TraceAnswer, shown_mib
 from gpumemnet.units import GIB, ceil_mib
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 PICTURES: Final = (".png", ".svg", ".pdf")
 COLOURS: Final = {
@@ -38,27 +36,27 @@ colour-blind readers."""
 INK, UNUSED, AVAILABLE = "#000000", "#eeeeee", "#D55E00"
 
 
-def step_table(answer: TraceAnswer) -> pd.DataFrame:
-    """Return the bytes of each part after events of the step, from the bottom up, the CUDA context
+def step_bands(answer: TraceAnswer) -> dict[str, NDArray[np.int64]]:
+    """Return the bytes of each part after each event of the step, from the bottom up, the CUDA context
     first and what the allocator caches last; parts without bytes are left out.
 
     Raises:
         InvalidRequestError: the answer has no curve.
     """
-    import pandas as pd
-
     curve = answer.curve
     if curve is None or not curve.reserved_bytes:
         raise InvalidRequestError(
             "the answer has no curve; trace with ExtraResults(curve=True)", "plot"
         )
-    outside = {part: answer.parts[part] for part in ("context", "communicator")}
-    parts = pd.DataFrame(dict(zip(curve.classes, curve.bytes_by_class, strict=True)))
-    parts = parts.assign(**outside)
-    parts = parts[[part for part in COLOURS if part in parts and parts[part].any()]]
-    reserved = np.array(curve.reserved_bytes) + sum(outside.values())
-    parts["fragmentation"] = reserved - parts.sum(axis=1)
-    return parts
+    reserved = np.array(curve.reserved_bytes)
+    rows = {
+        part: np.array(row) for part, row in zip(curve.classes, curve.bytes_by_class, strict=True)
+    }
+    for part in ("context", "communicator"):
+        rows[part] = np.full_like(reserved, answer.parts[part])
+        reserved = reserved + rows[part]
+    bands = {part: rows[part] for part in COLOURS if part in rows and rows[part].any()}
+    return {**bands, "fragmentation": reserved - sum(bands.values())}
 
 
 def plot(answer: TraceAnswer, path: Path) -> None:
@@ -73,29 +71,29 @@ def plot(answer: TraceAnswer, path: Path) -> None:
             written.
         MissingExtraError: matplotlib is not installed.
     """
-    form, table = picture_format(path), step_table(answer)
+    form, bands = picture_format(path), step_bands(answer)
     gpu = answer.gpu if answer.ranks == 1 else f"one of {answer.ranks:,} x {answer.gpu}"
     title = f"{answer.model}, batch size {answer.batch_size:,}, on {gpu}"
     check_installed("matplotlib", "plot", "drawing a picture")
     from matplotlib import style
     from matplotlib.figure import Figure
 
-    parts: list[str] = [*table]
     lines = ("safe", answer.safe_bytes, INK), ("available", answer.available_bytes, AVAILABLE)
-    peak = int(table.drop(columns="fragmentation").sum(axis=1).argmax())
+    heights = np.array([*bands.values()])
+    peak = heights[:-1].sum(axis=0).argmax()
     content = BytesIO()
     with style.context("default"):
         figure = Figure(figsize=(10, 5.2))
         axes = figure.subplots()
         axes.stackplot(
-            table.index,
-            table.T / GIB,
+            np.arange(heights.shape[1]),
+            heights / GIB,
             step="post",
             labels=[
                 f"{amount:,} {PART_NAMES[part]}"
-                for part, amount in zip(parts, shown_mib([*table.iloc[peak]]), strict=True)
+                for part, amount in zip(bands, shown_mib(heights[:, peak].tolist()), strict=True)
             ],
-            colors=[COLOURS.get(part, UNUSED) for part in parts],
+            colors=[COLOURS.get(part, UNUSED) for part in bands],
         )
         for name, amount, colour in lines:
             label = f"{ceil_mib(amount):,} {name}"

@@ -300,9 +300,7 @@ class GpuRequests(TorchFunctionMode):
                 if func is torch.empty and is_known and not (is_few and keeps_numbers(result)):
                     self.numbers.keep(result, _ZERO)
                 elif is_known:
-                    # Sizes are those of now.
-                    sizes = [tuple(each) if type(each) is list else each for each in args]
-                    make = partial(func, *sizes, **{**named, "device": _HOST})
+                    make = partial(func, *_fixed(args), **{**named, "device": _HOST})
                     if is_few and (keeps_numbers(result) or _is_constant(func, args, result)):
                         result = make()
                         if func is torch.empty:  # which elements are written to
@@ -343,9 +341,10 @@ class GpuRequests(TorchFunctionMode):
             if is_known and result.is_meta:
                 made_like = Tensor.new_zeros if func is Tensor.new_empty else func
                 shape, dtype = given.shape if is_like else (0,), given.dtype
+                others = _fixed(args[1:])
 
                 def real() -> Tensor:
-                    return made_like(torch.empty(shape, dtype=dtype), *args[1:], **named)
+                    return made_like(torch.empty(shape, dtype=dtype), *others, **named)
 
                 self._know(func, result, real)
         if func in _RANDOM:
@@ -656,6 +655,11 @@ def _as_index(index: Any) -> Any:
         index = np.array(index, None if index else np.int64)
     is_whole = isinstance(index, np.ndarray) and index.dtype.kind in "biu"
     return torch.tensor(index) if is_whole else index
+
+
+def _fixed(args: Arguments) -> list[Any]:
+    """Arguments with sizes as they are now, which a script may change in its list."""
+    return [tuple(each) if type(each) is list else each for each in args]
 
 
 def _is_inference(value: Any) -> bool:

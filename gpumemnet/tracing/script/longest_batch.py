@@ -162,9 +162,9 @@ def as_worker(loader: AnyLoader, read: Callable[[], Any]) -> Any:
         except Exception as error:
             return fault_sentence(error)
 
-    number: Any = [0]
+    one: Any = [0]
     worker: AnyLoader = DataLoader(
-        number,
+        one,
         num_workers=1,
         collate_fn=tried,
         worker_init_fn=begin,

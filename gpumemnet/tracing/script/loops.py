@@ -134,7 +134,7 @@ class Loops:
         self.making: set[str] = set()
         """Loops that run and have trained, and whose rounds make optimizers."""
         self.sampled: set[str] = set()
-        """Loops of the second kind that were left."""
+        """Loops whose rounds make optimizers, and that were left."""
         self._has_left = self.met_longest = False
         self.left: dict[str, None] = {}
         """Loops that were left before the first steps."""

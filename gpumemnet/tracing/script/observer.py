@@ -657,9 +657,8 @@ class ScriptObserver:
         if is_model and not torch.is_grad_enabled():
             self._generation.passed(module, arguments, self.recorder.live_bytes())
         if is_model and torch.is_grad_enabled() and self._started:
-            given = [
-                each.shape for each in _given(arguments)
-            ] or self._inputs  # which the script has set beforehand
+            shapes = [each.shape for each in _given(arguments)]
+            given = shapes or self._inputs  # which the script has set beforehand
             if {each.requires_grad for each in tensors_in(output)} == {False}:  # samples of it
                 given = []
             shape = ", ".join("x".join(map(str, each)) for each in given)

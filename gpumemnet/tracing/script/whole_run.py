@@ -78,6 +78,7 @@ LATER_SECONDS: Final = 1.0
 """The same of a data set that is first read once training loops end."""
 _EVALUATION_SECONDS: Final = 3.0
 """CPU time of an evaluation that goes on to its end, because the script may count what it gave."""
+_LONGEST: Final = "the longest batch"
 _SLOW_ROUNDS: Final = 6
 """Their first rounds, which tell little: equal passes run a few times before they are repeated."""
 _ITERATE: Final = TorchName("torch.utils.data:DataLoader.__iter__")
@@ -312,7 +313,7 @@ class Loaders:
                 longest, last, beside, first = found
                 self.unread.update(unread)
                 self.has_drawn |= has_drawn
-            known = [("the last batch", last), ("the longest batch", longest)]
+            known = [("the last batch", last), (_LONGEST, longest)]
             # Without no_grad, the graph of a batch lives until there is the next one.
             if torch.is_grad_enabled() and not self.trains(loader):
                 known.insert(1, ("a batch beside the longest", beside))
@@ -322,7 +323,7 @@ class Loaders:
             self.known[loader] = known
             return [*known]
         known = self.known[loader]
-        of_training = [each for each in known if each[0] == "the longest batch"]
+        of_training = [each for each in known if each[0] == _LONGEST]
         return of_training * 2 if self.trains(loader) else [*known]
 
     def made(self, loader: AnyLoader, what: str, numbers: Sequence[Any]) -> Any:
@@ -467,7 +468,7 @@ class _Batches:
             # Without no_grad, the graph of a batch lives until there is the next one.
             rounds = 1 if torch.is_grad_enabled() else self._count
             grows = (self._live_bytes - before) * rounds >= MIB
-            longest_is_next = [each for each, _ in self._left[-1:]] == ["the longest batch"]
+            longest_is_next = [each for each, _ in self._left[-1:]] == [_LONGEST]
             gathers = grows and self._given > 1 + torch.is_grad_enabled() and not longest_is_next
             gathers |= self._given > 1 and len(self._left) == 1 and self._is_cheap(left)
             what, numbers = self._left.pop() if self._left and not gathers else ("", None)

@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.tracing import ExtraResults, TraceAnswer, trace
-from gpumemnet.tracing.plot import plot, step_table
+from gpumemnet.tracing.plot import plot, step_bands
 
 
 @pytest.fixture(scope="module")
@@ -30,14 +31,14 @@ def answer() -> TraceAnswer:
 
 
 def test_the_bands_at_the_peak_are_the_answers_parts(answer: TraceAnswer) -> None:
-    table = step_table(answer)
-    used = table.drop(columns="fragmentation").sum(axis=1)
-    parts = {name: size for name, size in answer.parts.items() if name in table}
-    assert table.iloc[int(used.argmax())].drop("fragmentation").to_dict() == {
-        name: size for name, size in parts.items() if name != "fragmentation"
-    }
-    assert table.sum(axis=1).max() == answer.expected_bytes
-    assert (table >= 0).all(axis=None)
+    bands = step_bands(answer)
+    cached = bands.pop("fragmentation")
+    used = np.sum([*bands.values()], axis=0)
+    at_peak = {part: int(band[used.argmax()]) for part, band in bands.items()}
+    assert at_peak == {name: size for name, size in answer.parts.items() if name in at_peak}
+    assert sum(at_peak.values()) == sum(answer.parts.values()) - answer.parts["fragmentation"]
+    assert (used + cached).max() == answer.expected_bytes
+    assert (cached >= 0).all()
 
 
 def test_a_png_is_a_picture(answer: TraceAnswer, tmp_path: Path) -> None:
