@@ -131,8 +131,9 @@ class Loops:
         self._called: defaultdict[str, set[str]] = defaultdict(set)
         """Place of a loop, or name of a function → names that it calls."""
         self.training: set[str] = set()
-        self.making: set[str] = set()
-        """Loops that run and have trained, and whose rounds make optimizers."""
+        """Loops that run and have trained."""
+        self.making: dict[str, int] = {}
+        """Those whose rounds make optimizers → bytes that the last round left more than any before."""
         self.sampled: set[str] = set()
         """Loops whose rounds make optimizers, and that were left."""
         self._has_left = self.met_longest = False
@@ -215,7 +216,7 @@ class Loops:
                     for each in self._running[: self._running.index(loop)]:
                         each.is_outer = True
                 if made > before[2]:
-                    self.making.add(place)
+                    self.making[place] = max(0, rise) * progress.has_stepped
                 if place in self.training:
                     # Conditions on another counter than a loop's own number wait for its next rise.
                     of_epochs = 1 if loop.numbers else RISES
@@ -259,7 +260,7 @@ class Loops:
                 self._has_left = True
                 progress.is_last |= place in self.training
                 self.left.update({} if progress.has_stepped else {place: None})
-                self.sampled.update({place} & self.making)
+                self.sampled.update({place}.intersection(self.making))
                 if place in self.training:
                     last = loop.given
                     for round_number in loop.rest(second - before[0], self._recorder.live_bytes):
@@ -288,13 +289,13 @@ class Loops:
         finally:
             stepped, kept = progress.trained()
             if stepped > steps and kept == made:  # it trains what an earlier round has made
-                self.making.discard(place)
+                self.making.pop(place, None)
             self._running.remove(loop)
             self._waits = False
             if place in self.training:
                 self._ended[place] = calm, most_bytes
             self.training.discard(place)
-        self.making.discard(place)  # not where the trace ends within
+        self.making.pop(place, None)  # not where the trace ends within
 
     def _taken(self, loop: Running, item: Any, given: int, trains: bool) -> Any:
         """Learn from the item of a round, and return it; data loaders had ``given`` so many batches

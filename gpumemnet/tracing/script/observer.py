@@ -280,6 +280,10 @@ class ScriptObserver:
                 f"{', '.join(sorted(self.loops.making))}: each round makes an optimizer, and the trace ended within; "
                 "a larger network of a later round takes more"
             )
+            if (left := max(self.loops.making.values())) >= MIB:
+                self.notes["loops"] += (
+                    f"; the last round left {left / MIB:,.1f} MiB more than any before"
+                )
 
     @property
     def missing(self) -> str:
