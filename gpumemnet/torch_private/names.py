@@ -300,6 +300,7 @@ TREE_LEAVES: Final = TorchName("torch.utils._pytree:tree_leaves")
 TREE_MAP_ONLY: Final = TorchName("torch.utils._pytree:tree_map_only")
 """To put meta tensors in place of an operator's arguments."""
 DISPATCH_KEY: Final = TorchName("torch._C:DispatchKey")
+_INFERENCE_MODE: Final = TorchName("torch._C:_InferenceMode")
 """To reach the kernel behind one of our own."""
 
 if TYPE_CHECKING:
@@ -388,11 +389,6 @@ def version_of(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def read_number(tensor: torch.Tensor) -> Any:
-    """Read the number of a tensor of one element, by an operator that modes see."""
-    return aten._local_scalar_dense.default(tensor)
-
-
 def without_function_modes() -> AbstractContextManager[object]:
     """Context in which no ``TorchFunctionMode`` sees what is called."""
     return torch._C.DisableTorchFunction()
@@ -412,6 +408,9 @@ def below_autograd() -> AbstractContextManager[object]:
 def overriding_kernels(kernels: Mapping[Any, Function]) -> Iterator[None]:
     """Context in which operators run other kernels on meta tensors, ahead of autograd.
 
+    The inference mode is without gradients only: PyTorch's leaves out what is ahead of autograd, as
+    autocast on a GPU is not.
+
     Args:
         kernels: by ``OpOverload``; called as ``kernel(original, *args, **kwargs)``, where
             ``original`` is the operator's own.
@@ -422,7 +421,8 @@ def overriding_kernels(kernels: Mapping[Any, Function]) -> Iterator[None]:
             library.impl(
                 operator, _with_original(operator, kernel), "AutogradMeta", with_keyset=True
             )
-        yield
+        with replaced([(_INFERENCE_MODE, lambda mode: torch.set_grad_enabled(not mode))]):
+            yield
     finally:
         library._destroy()
 

@@ -50,7 +50,6 @@ from gpumemnet.torch_private.names import (
     aten,
     dense_parts,
     is_sparse,
-    read_number,
     storage_id,
     without_function_modes,
 )
@@ -97,10 +96,6 @@ _HOST_ARRAYS: Final = frozenset({Tensor.numpy, Tensor.tolist, Tensor.__array__})
 _FEW: Final = [(count,) for count in range(1, 17)]
 """The numbers of lists of these shapes are followed, such as a sum and its count."""
 _READS: Final = _HOST_ARRAYS | {Tensor.__bool__, Tensor.item, Tensor.__format__}
-_NUMBERS: Final[dict[Any, Callable[[Any], Any]]] = {
-    Tensor.__float__: float,
-    Tensor.__int__: int,
-}
 _SIZE_ERROR: Final = re.compile(r"shape '\[(.+)\]' is invalid for input of size")
 _COMPARES: Final = (
     "while checking arguments for",
@@ -254,8 +249,6 @@ class GpuRequests(TorchFunctionMode):
                     return self._values.condition(given)
                 if func is Tensor.item:
                     return self._values.item(given)
-            if is_unknown and func in _NUMBERS and given.is_inference():  # else C++ refuses
-                return _NUMBERS[func](read_number(given))
             if func in _HOST_ARRAYS and (
                 is_unknown or self._values.is_assumed(given, is_picked=False)
             ):
@@ -648,9 +641,6 @@ def _as_index(index: Any) -> Any:
     """An index with tensors in place of arrays and lists of numbers."""
     if isinstance(index, tuple):
         return tuple(map(_as_index, index))
-    if isinstance(index, slice):  # of what C++ refuses to read
-        ends = (index.start, index.stop, index.step)
-        return slice(*(read_number(each) if _is_inference(each) else each for each in ends))
     if isinstance(index, list) and all(isinstance(each, int | np.generic) for each in index):
         index = np.array(index, None if index else np.int64)
     is_whole = isinstance(index, np.ndarray) and index.dtype.kind in "biu"
@@ -660,10 +650,6 @@ def _as_index(index: Any) -> Any:
 def _fixed(args: Arguments) -> list[Any]:
     """Arguments with sizes as they are now, which a script may change in its list."""
     return [tuple(each) if type(each) is list else each for each in args]
-
-
-def _is_inference(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_inference()
 
 
 def keeps_numbers(tensor: Tensor) -> bool:

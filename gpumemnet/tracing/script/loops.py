@@ -67,6 +67,7 @@ _TRAINERS: Final = (
     "fastai/learner.py",
     "mmengine/runner/loops.py",
     "poutyne/framework/model.py",
+    "ultralytics/engine/trainer.py",
 )
 """Files of libraries whose loops train as a user's do: no loader tells them that an epoch ends."""
 _CALM_ROUNDS: Final = 16
