@@ -191,16 +191,16 @@ class Loops:
                 steps, made = progress.trained()
                 small = SMALL_BYTES if place in self.training else 0
                 is_new = top > self._tops[place] + small or end > most_bytes + small
-                # Before the first steps, one that keeps as much of each round does nothing else.
-                before_rise, rise = rise, end - most_bytes
-                keeps = rise == before_rise > 0 and top - self._tops[place] <= rise
-                keeps = keeps and not progress.has_stepped
                 # Of many rounds that each make an optimizer, as of clients or folds, a few tell that
                 # have the same peak.
                 is_sized = isinstance(numbers, range | list | tuple | np.ndarray)
-                has_many = is_sized and len(numbers) - loop.given > _MANY
+                rounds_left = len(numbers) - loop.given if is_sized and made > before[2] else 0
+                # One that keeps as much of each round does nothing else, before the first steps.
+                before_rise, rise = rise, end - most_bytes
                 before_top, loop.top = loop.top, top
-                is_alike = has_many and top == before_top
+                keeps = rise == before_rise > 0 and top - self._tops[place] <= rise
+                keeps &= rounds_left > _MANY or not progress.has_stepped
+                is_alike = rounds_left > _MANY and (keeps or top == before_top)
                 is_new = (is_new and not keeps) or (made > before[2] and not is_alike)
                 calm = 0 if is_new else calm + 1
                 loop.whole = loop.whole if progress.has_trained else loop.given
@@ -263,8 +263,9 @@ class Loops:
                 self.left.update({} if progress.has_stepped else {place: None})
                 self.sampled.update({place}.intersection(self.making))
                 if place in self.training:
-                    last = loop.given
+                    last, rise = loop.given, rise * keeps
                     for round_number in loop.rest(second - before[0], self._recorder.live_bytes):
+                        rounds_left, end = rounds_left - 1, end + rise
                         gap = loop.given - 1 - last
                         gathered.go_on(sys._getframe(1), last, gap, trains=True)
                         last = loop.given
@@ -274,10 +275,12 @@ class Loops:
                         loop.left = left
                         yield 0
                     grown, number, apart = loop.cycle
-                    is_known = (
-                        self._counters.turned or self._recorder.live_bytes() - end > SMALL_BYTES
-                    )
-                    if loop.numbers and loop.whole - number < apart > 1 and not is_known:
+                    more = self._recorder.live_bytes() - end
+                    if self._counters.turned or more > SMALL_BYTES:
+                        pass  # what is left is known
+                    elif rise:
+                        self._cycles[f"what each round of {place} leaves"] += rounds_left * rise
+                    elif loop.numbers and loop.whole - number < apart > 1:
                         self._cycles[f"what {place} leaves each {apart} rounds"] += (
                             (len(loop.numbers) - number) // apart * grown
                         )
