@@ -10,7 +10,10 @@ from contextlib import suppress
 from copy import copy, deepcopy
 from itertools import islice
 from operator import itemgetter
+from os import PathLike
+from pathlib import Path
 from time import monotonic, process_time
+from types import FrameType, ModuleType
 from typing import Any, Final
 
 import numpy as np
@@ -24,7 +27,7 @@ from torch.utils.data import (
 )
 
 from gpumemnet.sandbox.process import alarm_waits
-from gpumemnet.sandbox.user_code import fault_sentence
+from gpumemnet.sandbox.user_code import fault_sentence, variables_of
 from gpumemnet.torch_private.names import TorchName, tree_map_only
 
 SAMPLED: Final = 32
@@ -40,6 +43,8 @@ _ALIKE: Final = 0.02
 """Part of a size by which draws of one sample may differ that count as alike."""
 _ITERATOR: Final = TorchName("torch.utils.data:DataLoader._get_iterator")
 """Starts the workers of a loader of the trace's own, which gives all that they read."""
+_LEVELS: Final = 2
+"""How deep in objects of the script the name of a folder is looked for."""
 AnyLoader = DataLoader[Any]
 _Draw = tuple[int, tuple[Any, ...]]
 """A size, and the states of random numbers that lead to it."""
@@ -181,6 +186,45 @@ def time_to_read(seconds: float) -> Callable[[], bool]:
     """Return what tells whether there is time left; other programs may take the CPU."""
     end, last_second = process_time() + seconds, monotonic() + 3 * seconds
     return lambda: process_time() < end and monotonic() < last_second
+
+
+def largest_file(names: Sequence[Any], frame: FrameType, seconds: float) -> int:
+    """Return which of ``names`` is that of the largest file, by its pixels if it is a picture.
+
+    Args:
+        names: of files, perhaps within a folder that something in ``frame`` names.
+        frame: where they are gone through.
+        seconds: CPU time for it.
+
+    Raises:
+        ValueError: these are no names of files, or there was no time.
+    """
+    known = [*variables_of(frame).values(), *frame.f_globals.values()]
+    for _ in range(_LEVELS):  # such as the arguments of an object
+        known += [
+            inner
+            for each in known
+            if not isinstance(each, type | ModuleType)
+            for inner in getattr(each, "__dict__", {}).values()
+        ]
+    folders = {Path(each) for each in known if isinstance(each, str | PathLike) and str(each)}
+    has_time = time_to_read(seconds)
+    for folder in [Path(), *folders]:
+        with suppress(OSError, TypeError, ValueError):  # a text that is no name, or no text
+            if (folder / names[0]).is_file():
+                sizes = [_file_size(folder / each) for each in names if has_time()]
+                if len(sizes) == len(names):
+                    return sizes.index(max(sizes))
+    raise ValueError("no names of files")
+
+
+def _file_size(path: Path) -> int:
+    with suppress(Exception):  # no picture
+        from PIL import Image
+
+        width, height = Image.open(path).size
+        return width * height
+    return path.stat().st_size if path.is_file() else 0
 
 
 def _spread(count: int, most: int) -> list[int]:

@@ -58,7 +58,7 @@ from gpumemnet.tracing.script.counters import (
     are_numbers,
 )
 from gpumemnet.tracing.script.gathered import Gathered, bytes_of_queues
-from gpumemnet.tracing.script.longest_batch import time_to_read
+from gpumemnet.tracing.script.longest_batch import largest_file, time_to_read
 from gpumemnet.tracing.script.read_values import type_of
 
 _SLOW_SECONDS: Final = 2.0
@@ -250,11 +250,17 @@ class Loops:
                         left = len(numbers) - loop.given
                         is_over = is_early or left * (second - before[0]) > _REST_SECONDS
                         if is_over and not is_early:
+                            frame, first = sys._getframe(1), loop.given
+                            chosen = [len(numbers) - 1]  # which may be smaller
+                            with suppress(Exception):  # of objects that answer with an error
+                                names = numbers[first:-1]
+                                chosen.insert(0, first + largest_file(names, frame, _READ_SECONDS))
                             with suppress(Exception):  # of classes of tensors that cannot be copied
-                                gathered.go_on(sys._getframe(1), loop.given, left - 1)
-                            loop.given += left
-                            last = numbers[-1]  # which may be smaller
-                            yield (_first(items) + loop.given - 1, last) if is_numbered else last
+                                gathered.go_on(frame, first, left - len(chosen))
+                            for index in chosen:
+                                loop.given = index + 1
+                                item = numbers[index]
+                                yield (_first(items) + index, item) if is_numbered else item
                 if not is_over:
                     gathered.learn(sys._getframe(1), loop.given)
                     continue

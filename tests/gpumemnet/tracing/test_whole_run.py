@@ -977,6 +977,26 @@ for turn in range(20):
         680,
         "as what each round of clients.py line 12 leaves",
     ),
+    "files": Case(  # the largest of a list is met
+        """
+import os, tempfile
+import numpy as np
+class Arguments: folder = ""
+arguments = Arguments()
+arguments.folder = tempfile.mkdtemp()
+for i in range(900): np.ones(2**22 if i == 500 else 256, np.uint8).tofile(f"{arguments.folder}/{i}")
+model = nn.Linear(1, 16).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x in DataLoader(torch.ones(400, 1), 20): step(optimizer, model(x.cuda()).mean())
+with torch.no_grad():
+    for name in sorted(os.listdir(arguments.folder)):
+        x = torch.from_numpy(np.fromfile(f"{arguments.folder}/{name}", np.uint8))
+        for turn in range(99): model(x.cuda().float()[:, None])
+""",
+        330,
+        340,
+        "evaluation",
+    ),
 }
 
 
