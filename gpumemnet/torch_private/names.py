@@ -300,8 +300,9 @@ TREE_LEAVES: Final = TorchName("torch.utils._pytree:tree_leaves")
 TREE_MAP_ONLY: Final = TorchName("torch.utils._pytree:tree_map_only")
 """To put meta tensors in place of an operator's arguments."""
 DISPATCH_KEY: Final = TorchName("torch._C:DispatchKey")
-_INFERENCE_MODE: Final = TorchName("torch._C:_InferenceMode")
 """To reach the kernel behind one of our own."""
+_INFERENCE_MODE: Final = TorchName("torch._C:_InferenceMode")
+"""To keep what is ahead of autograd in inference mode."""
 
 if TYPE_CHECKING:
     from torch._C import DispatchKeySet
