@@ -14,7 +14,10 @@ from typing import IO, Any, Final
 
 FORKS: Final = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    ["torch", "torch.utils.data", "gpumemnet.tracing.script.run", "gpumemnet.planner.plan_choice"]
+    [
+        *("torch", "torch.utils.data", "gpumemnet.tracing.script.run"),
+        *("torch.fx.experimental.symbolic_shapes", "gpumemnet.planner.plan_choice"),
+    ]
 )
 
 

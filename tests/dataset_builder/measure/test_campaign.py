@@ -223,9 +223,12 @@ def test_a_lost_gpu_is_one_sentence_and_loses_no_row(tmp_path: Path) -> None:
     assert sorted(rehearsal.by_key()) == sorted(rehearsal.keys)
 
 
-def test_a_full_disk_is_one_sentence_and_loses_no_row(tmp_path: Path) -> None:
+def test_a_full_disk_is_one_sentence_and_loses_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The kernel's limit on file sizes stands in for the end of the disk: the same failing
     write."""
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # half a file would be left
     rehearsal = Rehearsal(tmp_path / "c", 8)
     room_bytes = 12_000  # for a few rows
     errors = rehearsal.run(

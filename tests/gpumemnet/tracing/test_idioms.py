@@ -3,6 +3,7 @@ of its ways."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -273,20 +274,15 @@ KEPT_MIB = 4 * (2 * 4096 * (256 + 1024) + 4096 * 256) / MIB
 """Inputs of the two layers of each expert, of two experts for each token, and the output."""
 
 
-@pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder, scripts = tmp_path_factory.mktemp("idioms"), []
-    for text, idioms in ((STEP, CONDITIONS), (MIXTURE, EXPERTS)):
-        indent = " " * (4 if text is STEP else 8)
-        for name, lines in idioms.items():
-            scripts.append(folder / f"{name}.py")
-            scripts[-1].write_text(text.format(lines=lines.replace("\n", f"\n{indent}")))
-    return script_child.traced_all(scripts)
+def traced(name: str, text: str, lines: str, folder: Path) -> Any:
+    indent = " " * (4 if text is STEP else 8)
+    (folder / f"{name}.py").write_text(text.format(lines=lines.replace("\n", f"\n{indent}")))
+    return script_child.traced(folder / f"{name}.py")
 
 
 @pytest.mark.parametrize("name", CONDITIONS)
-def test_the_larger_way_is_found(name: str, answers: dict[str, Any]) -> None:
-    answer = answers[name]
+def test_the_larger_way_is_found(name: str, tmp_path: Path) -> None:
+    answer = traced(name, STEP, CONDITIONS[name], tmp_path)
     assert isinstance(answer, dict), answer
     assert 256 <= answer["requested_bytes"] / MIB < 280
     assert any(f"{name}.py line" in note for note in answer["notes"])
@@ -295,8 +291,8 @@ def test_the_larger_way_is_found(name: str, answers: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", EXPERTS)
-def test_each_expert_gets_its_share(name: str, answers: dict[str, Any]) -> None:
-    answer = answers[name]
+def test_each_expert_gets_its_share(name: str, tmp_path: Path) -> None:
+    answer = traced(name, MIXTURE, EXPERTS[name], tmp_path)
     assert isinstance(answer, dict), answer
     assert KEPT_MIB <= answer["parts"]["saved_activation"] / MIB < 1.5 * KEPT_MIB
     assert any("topk was taken to pick all 8 equally often" in note for note in answer["notes"])
