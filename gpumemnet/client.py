@@ -64,14 +64,12 @@ class Device(TypedDict, total=False):
 
     Attributes:
         id: any name for it, such as the UUID of the GPU or of the MIG instance.
-        gpu: its GPU model.
-        mig: its MIG profile, where it is a partition.
+        gpu: its GPU model, with the MIG profile of a partition: ``A100/3g.20gb``.
         free_mib: memory free on it now; unless given it is taken to be empty.
     """
 
     id: Required[str]
     gpu: Required[str]
-    mig: str | None
     free_mib: int | None
 
 
