@@ -145,7 +145,7 @@ class Loops:
         self.hurried: dict[str, None] = {}
         """Conditions that were decided as they are later, so that such a loop trains."""
         self.errors: dict[str, bool] = {}
-        """Errors after which the run went on → whether it had trained for long enough."""
+        """Errors after which the run went on → whether they may be only of the trace."""
         self._errors_left = _MOST_ERRORS
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -446,7 +446,9 @@ class Loops:
         if steers or trains or isinstance(error, StopIteration) or not self._errors_left:
             return False
         self._errors_left -= 1
-        self.errors.setdefault(fault_sentence(error), self._progress.has_trained)
+        # Where a condition was turned, what it leads to may not find what it needs.
+        may_be_of_trace = self._progress.has_trained or bool(self._counters.turned)
+        self.errors.setdefault(fault_sentence(error), may_be_of_trace)
         return True
 
     def changed(self, tree: ast.Module, path: str) -> ast.Module:
