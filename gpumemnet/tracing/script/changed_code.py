@@ -61,6 +61,8 @@ class _Changing(ast.NodeTransformer):
         """Name of the function, or place of the loop, that a statement is in."""
         self._positions: frozenset[str] = frozenset()
         self._shapes: frozenset[str] = frozenset()
+        self._made: frozenset[str] = frozenset()
+        """Variables that a function makes anew each time."""
 
     def visit_Module(self, node: ast.Module) -> ast.AST:
         scopes = ast.FunctionDef | ast.ClassDef
@@ -74,13 +76,15 @@ class _Changing(ast.NodeTransformer):
             return node
         yields = (ast.Yield, ast.YieldFrom)
         is_generator = any(isinstance(each, yields) for each in ast.walk(node))
-        positions, shapes = _positions([node]), _shapes(node)
+        positions, shapes = _positions([node]), _assigned(node, r"\.shape|\.size\(|len\(")
+        loops = any(isinstance(each, ast.For | ast.While) for each in ast.walk(node))
         with patch.multiple(
             self,
             _scope=node.name,
             _is_generator=is_generator,
             _positions=positions,
             _shapes=shapes,
+            _made=frozenset() if loops else _assigned(node, ""),
         ):
             return self.generic_visit(node)
 
@@ -213,7 +217,8 @@ class _Changing(ast.NodeTransformer):
         line = f"{self._file} line {test.lineno} ({ast.unparse(test)})"
         is_position = stays and not self._positions.isdisjoint(numbers)
         sizes = tuple(text.startswith("len(") for text in numbers)
-        if self._is_within and all(sizes):  # many lengths, such as of words
+        is_of_one = self._is_within or any(f"len({each})" in numbers for each in self._made)
+        if is_of_one and all(sizes):  # many lengths, such as of words
             return test
         is_shape = any(".shape" in each or each in self._shapes for each in numbers)
         about: Any = line, self._leaves, stays, ast.Mod in kinds, is_position, sizes, is_shape
@@ -300,12 +305,12 @@ def _positions(code: Iterable[ast.AST]) -> frozenset[str]:
     return frozenset(ast.unparse(each) for index in added for each in ast.walk(index))
 
 
-def _shapes(function: ast.FunctionDef) -> frozenset[str]:
-    """The variables of a function that hold sizes of tensors."""
+def _assigned(function: ast.FunctionDef, what: str) -> frozenset[str]:
+    """The variables of a function that something is assigned to that matches ``what``."""
     assigned = (each for each in ast.walk(function) if isinstance(each, ast.Assign))
-    sized = (each for each in assigned if re.search(r"\.shape|\.size\(|len\(", ast.unparse(each)))
+    found = (each for each in assigned if re.search(what, ast.unparse(each)))
     return frozenset(
-        ast.unparse(each) for one in sized for target in one.targets for each in ast.walk(target)
+        ast.unparse(each) for one in found for target in one.targets for each in ast.walk(target)
     )
 
 
