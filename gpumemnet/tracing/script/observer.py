@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -165,6 +165,8 @@ class ScriptObserver:
         self._inputs: list[torch.Size] = []
         """Shapes of what was moved to the GPU since the last step."""
         self._generation = Generation()
+        self._steppers: defaultdict[int, set[int]] = defaultdict(set)
+        """Step → keys of the optimizers that stepped in it."""
         self._made: list[weakref.ref[Optimizer]] = []
         self._states: dict[int, tuple[int, ...]] = {}
         """Key of an optimizer → numbers of the storages that hold its state."""
@@ -602,11 +604,15 @@ class ScriptObserver:
                 f"an optimizer holds parameters that do not train (requires_grad is off): if they are unfrozen later, "
                 f"their gradients and state take {frozen / MIB:,.0f} MiB more, and what their layers keep for them"
             )
-        shapes = [each for step, each in self.shapes.items() if step not in self.step_names]
+        shapes: defaultdict[Any, dict[str, None]] = defaultdict(dict)  # by what trains on them
+        for step, each in self.shapes.items():
+            if step not in self.step_names:
+                shapes[frozenset(self._steppers[step])][each] = None
+        different = [*max(shapes.values(), key=len, default={})]
         is_met = self.loops.met_longest or "the longest batch" in self.step_names.values()
-        if len(set(shapes)) > 1 and (self.loaders.has_drawn or not is_met):
+        if len(different) > 1 and (self.loaders.has_drawn or not is_met):
             sentences.append(
-                f"batches have different shapes ({'; '.join(list(dict.fromkeys(shapes))[:3])}): "
+                f"batches have different shapes ({'; '.join(different[:3])}): "
                 "the largest that was seen counts, and a larger one takes more"
             )
         for optimizer in self._optimizers():
@@ -721,6 +727,7 @@ class ScriptObserver:
         if self._in_engine:
             return
         self._stepping = False
+        self._steppers[self._boundaries + 1].add(optimizer_key(optimizer))
         if self._trained is not None:
             self._trained.stepped(optimizer)
         parameters = parameters_of(optimizer)
