@@ -262,7 +262,7 @@ def result_of_script(run: ScriptRun, call: ScriptCall, with_curve: bool = False)
                 "than they do."
             )
             if turned:
-                note += f" Conditions were taken to be met before it, in the run perhaps later, or never: {'; '.join(turned)}."
+                note += f" Conditions were taken the other way before it, in the run perhaps later, or never: {'; '.join(turned)}."
             answer = result_of_run(
                 LongRun(whole.timeline, tuple(range(len(whole.timeline.storages)))),
                 whole.timeline,
