@@ -241,7 +241,7 @@ class SavedFiles:
 
         def kept(tensor: Tensor) -> Tensor:
             is_on_gpu = self._device_of(tensor) == GPU
-            with without_function_modes():
+            with without_function_modes(), unseen():  # a file, and no memory of the script
                 copied = _like(tensor, _on_host(tensor))
             if is_on_gpu:
                 on_gpu.add(id(copied))
