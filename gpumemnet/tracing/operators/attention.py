@@ -48,7 +48,6 @@ from gpumemnet.tracing.operators.rules import (
     ceil_div,
     exactly,
     round_up,
-    tensor_bytes,
 )
 
 _MASKED: Final = {CUDNN: -65504.0}
@@ -229,7 +228,7 @@ def _efficient_backward(call: Call) -> Scratches:
     is_fp32 = query.element_size() == 4
     return (
         *_copies(call, "grad_out_"),
-        *exactly(KIND, tensor_bytes(value) // value.shape[2] * rows if is_fp32 else 0, held=False),
+        *exactly(KIND, value.nbytes // value.shape[2] * rows if is_fp32 else 0, held=False),
         *exactly(
             KIND, batch * heads * rows * 4, efficient_workspace(query, key, value, call.platform)
         ),

@@ -77,7 +77,6 @@ from gpumemnet.tracing.operators.rules import (
     ceil_div,
     exactly,
     round_up,
-    tensor_bytes,
 )
 
 CHANNELS_LAST: Final = {
@@ -107,7 +106,7 @@ def memory_format(tensor: Tensor) -> torch.memory_format:
 def copy_bytes(tensor: Tensor, wanted: torch.memory_format = torch.contiguous_format) -> int:
     """Return the bytes of the copy that ``tensor.contiguous(memory_format=wanted)`` makes; 0 if it
     makes none."""
-    return 0 if tensor.is_contiguous(memory_format=wanted) else tensor_bytes(tensor)
+    return 0 if tensor.is_contiguous(memory_format=wanted) else tensor.nbytes
 
 
 def laid_out(tensor: Tensor, layout: torch.memory_format = torch.contiguous_format) -> Tensor:
@@ -557,7 +556,7 @@ def _sort(call: Call) -> Scratches:
         return ()
     dim = call.arguments["dim"] % tensor.dim()
     length = tensor.shape[dim]
-    copied = tensor_bytes(tensor) if length > SMALL_SORT and tensor.stride(dim) != 1 else 0
+    copied = tensor.nbytes if length > SMALL_SORT and tensor.stride(dim) != 1 else 0
     return (*exactly("copy", copied), *_sorting(tensor.numel(), length, tensor.element_size()))
 
 

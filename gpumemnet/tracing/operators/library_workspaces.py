@@ -78,7 +78,6 @@ from gpumemnet.tracing.operators.rules import (
     Scratch,
     Scratches,
     exactly,
-    tensor_bytes,
 )
 from gpumemnet.tracing.timeline import CONVOLUTION_SEARCH, CONVOLUTION_WORKSPACE
 
@@ -133,7 +132,7 @@ def sparse_product(matrix: Tensor, dense: Tensor, result: Tensor) -> Scratches:
         *exactly(_KIND, _INT_BYTES * count),
         *exactly(
             "copy",
-            0 if is_by_columns else tensor_bytes(result),
+            0 if is_by_columns else result.nbytes,
             0 if is_read_in_place else copy_bytes(dense),
         ),
     )
@@ -143,7 +142,7 @@ def _coalescing(matrix: Tensor, count: int) -> Scratches:
     lists = _SORTED_LISTS * INDEX_BYTES * count
     return (
         *exactly("sort", lists + radix_sort_bytes(count, 2 * INDEX_BYTES), held=False),
-        *exactly("copy", sum(map(tensor_bytes, dense_parts(matrix)))),
+        *exactly("copy", sum(each.nbytes for each in dense_parts(matrix))),
     )
 
 
@@ -159,8 +158,8 @@ def _transform(call: Call) -> Scratches:
     is_to_real = source.is_complex() and not result.is_complex()
     is_deep = len(call.arguments["dim"]) > 1
     return (
-        *exactly("copy", tensor_bytes(source) if is_to_real else 0),
-        *exactly("transform", tensor_bytes(transformed) if is_deep else 0, held=False),
+        *exactly("copy", source.nbytes if is_to_real else 0),
+        *exactly("transform", transformed.nbytes if is_deep else 0, held=False),
     )
 
 
@@ -177,7 +176,7 @@ def _matrices(*names: str) -> Rule:
             for matrix in (left, right)
             if not _is_matrix(matrix.shape[-2:], matrix.stride()[-2:])
         )
-        return exactly("copy", *map(tensor_bytes, copied))
+        return exactly("copy", *(each.nbytes for each in copied))
 
     return copies
 
@@ -482,7 +481,7 @@ def _backward(call: Call) -> Scratches:
     convolution = _as_cudnn_sees_it(call, given, grad, wanted)
     pieces = [*(_copied(given, wanted, 0) if needs_weight else ())]
     if gradients.is_moved:
-        pieces += exactly("copy", tensor_bytes(grad), after=0)
+        pieces += exactly("copy", grad.nbytes, after=0)
     else:
         pieces += _copied(grad, gradients.of_input if needs_input else gradients.of_weight, 0)
     if needs_input:

@@ -32,7 +32,6 @@ from gpumemnet.tracing.operators.rules import (
     Call,
     Scratches,
     exactly,
-    tensor_bytes,
 )
 
 _GRU_WORKSPACE: Final = 5
@@ -292,7 +291,7 @@ OVERRIDES.update(
 def _packed(call: Call) -> Scratches:
     """Return the copies of the steps before they are joined (``_pack_padded_sequence`` in
     ``native/PackedSequence.cpp``)."""
-    return exactly("copy", tensor_bytes(call.outputs[0]), after=0)
+    return exactly("copy", call.outputs[0].nbytes, after=0)
 
 
 SCRATCH_RULES.update({aten._pack_padded_sequence.default: _packed})

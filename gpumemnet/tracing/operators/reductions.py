@@ -51,7 +51,6 @@ from gpumemnet.tracing.operators.rules import (
     Scratches,
     ceil_div,
     exactly,
-    tensor_bytes,
 )
 
 KIND: Final = "reduction"
@@ -442,7 +441,7 @@ def _batch_norm(call: Call) -> Scratches:
         dims = [dim for dim in range(tensor.dim()) if dim != 1]
         moments = reduction_scratch(copy, dims, MOMENTS_BYTES, call.platform)
         return (
-            *exactly(NORM_KIND, tensor_bytes(copy) if tensor.element_size() == 2 else 0),
+            *exactly(NORM_KIND, copy.nbytes if tensor.element_size() == 2 else 0),
             *moments,
         )
     return _staged(call, sums=4)
@@ -519,7 +518,7 @@ def _layer_norm_gradient(call: Call) -> Scratches:
     wanted = sum(call.arguments["output_mask"][1:])
     return (
         *copies,
-        *wanted * exactly(NORM_KIND, tensor_bytes(sums)),
+        *wanted * exactly(NORM_KIND, sums.nbytes),
         *(wanted - 1) * ended,
         *total,
     )
@@ -530,7 +529,7 @@ def _softmax_gradient(call: Call) -> Scratches:
     ``cuda/SoftMax.cu``)."""
     output: Tensor = call.arguments["output"]
     product = call.arguments["grad_output"] * output
-    return exactly("copy", tensor_bytes(product), copy_bytes(product), copy_bytes(output))
+    return exactly("copy", product.nbytes, copy_bytes(product), copy_bytes(output))
 
 
 SCRATCH_RULES.update(

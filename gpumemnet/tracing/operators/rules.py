@@ -213,11 +213,6 @@ def exactly(
     return tuple(Scratch(each, each, kind, held, after) for each in amounts_bytes if each)
 
 
-def tensor_bytes(tensor: Tensor) -> int:
-    """Return the bytes of a dense copy of ``tensor``."""
-    return tensor.numel() * tensor.element_size()
-
-
 def ceil_div(dividend: int, divisor: int) -> int:
     """Return the quotient, rounded up."""
     return -(-dividend // divisor)
