@@ -15,6 +15,7 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from threading import RLock
 from typing import Any, Final, NamedTuple
 from unittest.mock import patch
@@ -131,6 +132,7 @@ class Recorder(DispatchMode):
         self._kinds: dict[Any, bool] = {}
         self._layouts: dict[Any, LayoutRule | None] = {}
         self._live: dict[int, int] = {}
+        self._live_bytes = 0
         self._references: dict[int, _StorageRef] = {}
         self._storages: list[_UnclassifiedStorage] = []
         self._classes: list[str] = []
@@ -367,7 +369,7 @@ class Recorder(DispatchMode):
 
     def live_bytes(self) -> int:
         """Return the bytes of all tensors that are on the GPU now."""
-        return sum(self._storages[index].size_bytes for index in list(self._live.values()))
+        return self._live_bytes
 
     def levels_since(self, start: int) -> tuple[int, int]:
         """Return the most bytes on the GPU since the event ``start``, and those now."""
@@ -426,54 +428,54 @@ class Recorder(DispatchMode):
         self._is_closed = True
         self._references.clear()
         self._live.clear()
+        self._live_bytes = 0
 
     def run(self, func: Any, args: Arguments, kwargs: Keywords) -> Any:
         """Run an operator, and record what it allocates."""
-        watched = self._kinds.get(func)
-        if watched is None:
-            watched = self._kinds[func] = _allocates(func) or takes_scratch(func)
-            self._layouts[func] = layout_rule(func)
-        if self._is_closed or self._is_absent:
-            return self._run(func, args, kwargs)
-        if not watched:
-            return None if operator_name(func) in _FUSED else self._run(func, args, kwargs)
-        if self._recomputed and not torch.is_grad_enabled():
-            self._classify_recomputed()
-        result = self._run(func, args, kwargs)
-        # Real tensors keep their values, and subclasses and sparse tensors define their own layout.
-        if (layout := self._layouts[func]) is not None and all(
-            map(_has_strides_on_meta, argument_tensors([result], {}))
-        ):
-            with without_function_modes():  # the model did not request what the rule makes
+        # In a backward pass, function modes would see each attribute that is looked at here.
+        with without_function_modes():
+            watched = self._kinds.get(func)
+            if watched is None:
+                watched = self._kinds[func] = _allocates(func) or takes_scratch(func)
+                self._layouts[func] = layout_rule(func)
+            if self._is_closed or self._is_absent:
+                return self._run(func, args, kwargs)
+            if not watched:
+                return None if operator_name(func) in _FUSED else self._run(func, args, kwargs)
+            if self._recomputed and not torch.is_grad_enabled():
+                self._classify_recomputed()
+            result = self._run(func, args, kwargs)
+            # Real tensors keep their values, and subclasses and sparse tensors define their own layout.
+            made = argument_tensors([result], {})
+            if (layout := self._layouts[func]) is not None and all(map(_has_strides_on_meta, made)):
                 result = layout(args, result)
-        outputs = [
-            part for tensor in argument_tensors([result], {}) for part in dense_parts(tensor)
-        ]
-        fresh = [
-            tensor
-            for tensor in outputs[: _ON_THE_GPU.get(func)]
-            if storage_id(tensor) not in self._live
-        ]
-        if func is aten.resize_.default and not fresh:
-            storage = storage_of(result)
-            if storage.nbytes() > self._storages[self._live[id_of_storage(storage)]].size_bytes:
-                self.resized(storage)
-        if func in _LAST_OUTPUT_FIRST:
-            fresh.reverse()
-        device = kwargs.get("device")
-        is_meta = device is not None and device.type == "meta"
-        made_there = is_meta and (
-            self._communicates or backward_runs()
-        )  # hooks run there without what calls ``requested``
-        goes_to_host = device is not None and device.type == _HOST.type
-        if not goes_to_host and (
-            made_there or self._any_live(args) or self._any_live(kwargs.values())
-        ):
-            self.ran(func, args, kwargs, outputs, fresh)
-        else:
-            for tensor in fresh:
-                self.host.allocated(tensor.untyped_storage())
-        return result
+                made = argument_tensors([result], {})
+            outputs = [part for tensor in made for part in dense_parts(tensor)]
+            fresh = [
+                tensor
+                for tensor in outputs[: _ON_THE_GPU.get(func)]
+                if storage_id(tensor) not in self._live
+            ]
+            if func is aten.resize_.default and not fresh:
+                storage = storage_of(result)
+                if storage.nbytes() > self._storages[self._live[id_of_storage(storage)]].size_bytes:
+                    self.resized(storage)
+            if func in _LAST_OUTPUT_FIRST:
+                fresh.reverse()
+            device = kwargs.get("device")
+            is_meta = device is not None and device.type == "meta"
+            made_there = is_meta and (
+                self._communicates or backward_runs()
+            )  # hooks run there without what calls ``requested``
+            goes_to_host = device is not None and device.type == _HOST.type
+            if not goes_to_host and (
+                made_there or self._any_live(args) or self._any_live(kwargs.values())
+            ):
+                self.ran(func, args, kwargs, outputs, fresh)
+            else:
+                for tensor in fresh:
+                    self.host.allocated(tensor.untyped_storage())
+            return result
 
     def ran(
         self,
@@ -485,8 +487,7 @@ class Recorder(DispatchMode):
     ) -> None:
         """Record that ``func`` ran on the GPU; ``fresh`` are those of its ``outputs`` that are
         new."""
-        with without_function_modes():
-            self.called(func, fresh, scratch(func, args, kwargs, outputs, self._platform))
+        self.called(func, fresh, scratch(func, args, kwargs, outputs, self._platform))
 
     def called(self, func: Any, fresh: Sequence[Tensor], pieces: Sequence[Scratch]) -> None:
         """Record what a call of ``func`` allocates: its new outputs, the scratch memory in between,
@@ -542,11 +543,13 @@ class Recorder(DispatchMode):
         reference.index, reference.key = index, id_of_storage(storage)
         self._references[index] = reference
         self._live[reference.key] = index
+        self._live_bytes += self._storages[index].size_bytes
 
     def _released(self, reference: _StorageRef) -> None:
         if self._references.pop(reference.index, None) is not None:
             self._events.append(~reference.index)
             del self._live[reference.key]
+            self._live_bytes -= self._storages[reference.index].size_bytes
 
     def _record_scratch(self, pieces: Sequence[Scratch], operator: Any, held: list[int]) -> None:
         """Record scratch memory and its release, see
@@ -626,6 +629,7 @@ def _allocates(func: Any) -> bool:
     )
 
 
+@cache
 def _name(operator: Any) -> str:
     return operator if isinstance(operator, str) else str(operator).rpartition(".")[0]
 

@@ -67,6 +67,7 @@ from gpumemnet.torch_private.names import (
     is_sparse,
     operator_name,
     reference_counts,
+    without_function_modes,
 )
 from gpumemnet.tracing.operators.rules import (
     OVERRIDES,
@@ -405,9 +406,10 @@ def _add(
         other, Tensor
     ):  # a number, which PyTorch wraps into a tensor for the kernel and unwraps for Python
         return aten.add.Scalar(self, other, alpha)
-    is_sum = self.shape == other.shape and not self._is_zerotensor()  # of gradients
-    if _depth.adding or (is_sum and _called_by_engine() and _is_held_once(self)):
-        return self.add_(other, alpha=alpha)
+    with without_function_modes():  # in a backward pass, they would see each of these lines
+        is_sum = _called_by_engine() and self.shape == other.shape and not self._is_zerotensor()
+        if _depth.adding or (is_sum and _is_held_once(self)):  # of gradients
+            return self.add_(other, alpha=alpha)
     return original(self, other, alpha=alpha)
 
 
@@ -437,7 +439,7 @@ def _is_held_once(tensor: Tensor) -> bool:
     """``can_accumulate_inplace`` of ``input_buffer.cpp``."""
     return not is_sparse(tensor) and (
         reference_counts(tensor) == _HELD_ONCE
-        and bool(aten.is_non_overlapping_and_dense.default(tensor))
+        and (tensor.is_contiguous() or aten.is_non_overlapping_and_dense.default(tensor))
     )
 
 
