@@ -57,6 +57,11 @@ assert torch.tensor(((row.sum(), 0.0),), device="cuda").shape == (1, 2)
 assert torch._C._nn._parse_to(device=0)[0] == row.device
 (nn.LazyLinear(4).cuda()(row) * row * torch.randn(3, 1).expand(3, 4).cuda()[[0, 1]]).sum().backward()
 assert torch.ones(3, 1).expand(3, 4).cuda().stride() == (4, 1)
+pixels, laid = torch.ones(1, 4, 2, 2, device="cuda", requires_grad=True), []
+last = (pixels * 1).contiguous(memory_format=torch.channels_last)
+last.register_hook(lambda gradient: laid.append(gradient.is_contiguous()))
+nn.functional.glu(last, 1).sum().backward()  # rules of layouts hold in a backward pass, too
+assert laid == [True]
 rows, used = nn.Embedding(9, 4, sparse=True).cuda(), torch.arange(4).cuda()
 samples = torch.distributions.Gamma(row.abs() + 1, 1.0).rsample() * rows(used) * rows(used)
 samples.sum().backward()
