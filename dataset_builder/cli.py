@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -24,7 +25,7 @@ from .measure.campaign import RunSettings, Tally, run_campaign
 from .measure.gpu_process import probe_device, write_profile
 from .measure.journal import Journal, Settings
 from .measure.nvml import visible_meters
-from .merge import ConflictError, merge_datasets, read_source
+from .merge import merge_datasets, read_source
 from .recipe import load_recipe, sample_jobs
 
 FINDINGS_EXIT_CODE: Final = 3
@@ -134,20 +135,13 @@ def merge(
     if out is None:
         _check(sources, as_json)
         return
-    try:
-        merged = merge_datasets(sources, out, keep_first)
-    except ConflictError as error:
-        for conflict in error.conflicts:
-            print(conflict, file=sys.stderr)
-        raise
-    for conflict in merged.conflicts:
-        print(conflict, file=sys.stderr)
+    tell = partial(print, file=sys.stderr)
+    merged = merge_datasets(sources, out, keep_first, tell)
     sentence = (
         f"{merged.written:,} of {merged.read:,} rows written to {out}: {merged.repeats:,} repeated a job, "
         f"{len(merged.conflicts):,} contradicted another"
     )
-    conflicts = [str(conflict) for conflict in merged.conflicts]
-    print_result(asdict(merged) | {"conflicts": conflicts}, sentence, as_json=as_json)
+    print_result(asdict(merged), sentence, as_json=as_json)
 
 
 def _check(sources: Sequence[Path], as_json: bool) -> None:

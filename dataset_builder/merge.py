@@ -7,7 +7,7 @@ informative row is kept. Contradicting rows are an error unless the caller state
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -37,42 +37,19 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Conflict:
-    """Two rows of one job, GPU and software that cannot both be true."""
-
-    first: Row
-    second: Row
-
-    def __str__(self) -> str:
-        return f"{self.first} ({_outcome(self.first)}) contradicts {self.second} ({_outcome(self.second)})"
-
-
-@dataclass(frozen=True, slots=True)
 class Merged:
     """The result of a merge.
 
     Attributes:
         read, written: rows of the sources, and of the result.
         repeats: rows left out because the same job was there already and they add nothing.
-        conflicts: contradictions, of which the first row was kept.
+        conflicts: contradictions in words, of which the first row was kept.
     """
 
     read: int
     written: int
     repeats: int
-    conflicts: tuple[Conflict, ...]
-
-
-class ConflictError(DatasetError):
-    """Rows contradict each other, and the caller does not state which to keep; ``conflicts`` lists
-    them."""
-
-    def __init__(self, conflicts: Sequence[Conflict]) -> None:
-        self.conflicts = tuple(conflicts)
-        super().__init__(
-            f"{len(conflicts):,} rows contradict another measurement of the same job, GPU and software, nothing was written: "
-            "measure those jobs again, or give --keep-first"
-        )
+    conflicts: tuple[str, ...]
 
 
 def read_source(source: Path) -> list[Measurement]:
@@ -87,7 +64,12 @@ def read_source(source: Path) -> list[Measurement]:
     return list(read_journal(source) if source.is_dir() else read_dataset(source))
 
 
-def merge_datasets(sources: Sequence[Path], out: Path, keep_first: bool = False) -> Merged:
+def merge_datasets(
+    sources: Sequence[Path],
+    out: Path,
+    keep_first: bool = False,
+    tell: Callable[[str], None] = lambda conflict: None,
+) -> Merged:
     """Write the rows of ``sources`` to ``out``, in their order; ``out`` may be one of them, and
     holds the old file or the new.
 
@@ -99,10 +81,11 @@ def merge_datasets(sources: Sequence[Path], out: Path, keep_first: bool = False)
         sources: datasets and folders of campaigns; all are read before anything is written.
         out: Parquet file to write.
         keep_first: whether the row that comes first is kept of rows that contradict each other.
+        tell: called with each contradiction in words.
 
     Raises:
-        ConflictError: on contradictions, unless ``keep_first``.
-        DatasetError: when a source cannot be read, or the result cannot be written.
+        DatasetError: on contradictions, unless ``keep_first``; when a source cannot be read, or the
+            result cannot be written.
     """
     rows = [
         Row(path, number, one)
@@ -113,15 +96,23 @@ def merge_datasets(sources: Sequence[Path], out: Path, keep_first: bool = False)
     for row in rows:
         groups.setdefault(identity(row.measurement), []).append(row)
     kept: set[int] = set()
-    conflicts: list[Conflict] = []
+    conflicts: list[str] = []
     for group in groups.values():
         best = min(group, key=_rank)
         contradicting = [row for row in group if _contradicts(best.measurement, row.measurement)]
-        conflicts += [Conflict(best, row) for row in contradicting]
+        conflicts += [
+            f"{best} ({_outcome(best)}) contradicts {row} ({_outcome(row)})"
+            for row in contradicting
+        ]
         first = next(row for row in group if row is best or row in contradicting)
         kept.add(id(first))
+    for conflict in conflicts:
+        tell(conflict)
     if conflicts and not keep_first:
-        raise ConflictError(conflicts)
+        raise DatasetError(
+            f"{len(conflicts):,} rows contradict another measurement of the same job, GPU and software, nothing was written: "
+            "measure those jobs again, or give --keep-first"
+        )
     written = write_dataset(out, (row.measurement for row in rows if id(row) in kept))
     repeats = len(rows) - written - len(conflicts)
     return Merged(len(rows), written, repeats, tuple(conflicts))
