@@ -65,7 +65,7 @@ def started() -> float:
 
 
 def leave(folder: Path) -> None:
-    """Keep that this copy has made a folder, which is still there at its end."""
+    """Keep that this copy has made a folder, which may still be there at its end."""
     for descriptor in _left:
         os.write(descriptor, os.fsencode(folder) + b"\0")
 

@@ -164,11 +164,11 @@ class SavedFiles:
             path = _path(folder)
             try:
                 make(folder, *args, **kwargs)
-            except FileExistsError:  # another way has left it, if another program wrote there
-                if not (isinstance(path, Path) and was_left(path)):
+            except FileExistsError:  # another way has left it: it crashed, or others wrote there
+                if path in self._folders or not was_left(path):
                     raise
-            else:
-                self._folders.append(path)
+            self._folders.append(path)
+            leave(path)
 
         def setting_aside(remove: Callable[..., None]) -> Callable[..., None]:
             def removed(path: Any, *args: Any, **kwargs: Any) -> None:
@@ -466,8 +466,6 @@ class SavedFiles:
         for path in sorted(emptied, reverse=True):
             with suppress(OSError):  # it is not empty
                 path.rmdir()
-        for path in filter(Path.is_dir, self._folders):
-            leave(path)
 
 
 def _write_safetensors_of_zeros(tensors: Mapping[str, Tensor], target: Path, metadata: Any) -> None:

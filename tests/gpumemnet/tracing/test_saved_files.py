@@ -105,6 +105,17 @@ def test_each_trace_of_a_script_finds_the_files_as_they_were(
     assert {str(path): path.read_text() for path in Path().rglob("*.*")} == files
 
 
+def test_a_trace_that_crashed_leaves_no_folder_in_the_way_of_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ends = "if larger and model.bias.max() > 1: os.kill(os.getpid(), 9)"
+    lines = [each for each in _TWO_WAYS.splitlines() if "os.re" not in each]
+    text = "\n".join(lines).replace("torch.save", f"{ends}\n    torch.save")
+    Path("train.py").write_text(text.replace("for _", "larger = None\nfor _"))
+    assert trace_script("train.py").requested_bytes > 2**24
+
+
 def test_what_was_saved_is_noted(answer: Any) -> None:
     assert answer["parts"]["saved_activation"] == 0  # nothing is copied on the GPU to be saved
     notes = " ".join(answer["notes"])
