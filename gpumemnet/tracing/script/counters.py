@@ -311,7 +311,7 @@ class Counters:
                 self.waiting[known.line] = None
             loop.asked.add(place)
         # A size that is drawn for a sample may rise some times.
-        if loops or known.rises < RISES or _makes_sample():
+        if loops or known.rises < RISES or makes_sample():
             return holds
         found = next(
             filter(is_other, known.ahead(min(last[counter], value), type(holds) is bool)), None
@@ -343,7 +343,7 @@ class Counters:
         return left
 
 
-def _makes_sample() -> bool:
+def makes_sample() -> bool:
     """Whether a data set is asked for a sample, by a loader or by the trace."""
     files = (each.f_code.co_filename for each, _ in walk_stack(None))
     return not sees_functions() or FETCHING_FILE in files

@@ -104,10 +104,6 @@ _COMPARES: Final = (
 )
 """In errors of functions that compare the devices of their arguments."""
 _ZERO: Final = torch.zeros(())
-_RANDOM: Final = frozenset(
-    {torch.rand, torch.randn, torch.normal, torch.rand_like, torch.randn_like}
-)
-
 _DRAWS: Final = {
     torch.rand: torch.rand,
     torch.rand_like: torch.rand,
@@ -115,6 +111,7 @@ _DRAWS: Final = {
     torch.randn_like: torch.randn,
 }
 """Functions that draw numbers → what draws as many."""
+_RANDOM: Final = frozenset((*_DRAWS, torch.normal))
 
 
 class GpuRequests(TorchFunctionMode):
@@ -275,6 +272,9 @@ class GpuRequests(TorchFunctionMode):
         device = named.get("device")
         if device is None and self.default_device != _HOST and func in self._constructors:
             device = named["device"] = self.default_device
+        draw = (
+            partial(self._observer.drawn_by, func) if func in (torch.rand, torch.randint) else func
+        )
         is_weight = func is torch.empty and called_from(names.LAYERS_FOLDER)
         if is_weight and device is None:
             return func(*args, **{**named, "device": _META})  # it goes to the GPU with its module
@@ -293,7 +293,7 @@ class GpuRequests(TorchFunctionMode):
                 if func is torch.empty and is_known and not (is_few and keeps_numbers(result)):
                     self.numbers.keep(result, _ZERO)
                 elif is_known:
-                    make = partial(func, *_fixed(args), **{**named, "device": _HOST})
+                    make = partial(draw, *_fixed(args), **{**named, "device": _HOST})
                     if is_few and (keeps_numbers(result) or _is_constant(func, args, result)):
                         result = make()
                         if func is torch.empty:  # which elements are written to
@@ -309,7 +309,7 @@ class GpuRequests(TorchFunctionMode):
             if dtype.is_floating_point:
                 return self._on_host(partial(func, *args, **{**named, "device": _META}))
         try:
-            result = func(*args, **named)
+            result = draw(*args, **named)
         except RuntimeError as error:
             if "Class values must be" in str(error):  # one_hot's check, which a GPU does not make
                 return func(torch.zeros_like(args[0]), *args[1:], **named)

@@ -42,6 +42,7 @@ from gpumemnet.torch_private.training import fill_history, history_of_first_step
 from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.script.counters import Counters, Progress
+from gpumemnet.tracing.script.drawn_numbers import extreme_draws, replaced_draws
 from gpumemnet.tracing.script.generation import GENERATION, Generation
 from gpumemnet.tracing.script.libraries import take_from_gpu
 from gpumemnet.tracing.script.loops import Loops
@@ -181,6 +182,7 @@ class ScriptObserver:
             lambda: bool(self.loaders.known),
         )
         self.counters = Counters(self.recorder, self.progress)
+        self.drawn_by = extreme_draws(self.progress)
         self.loops = Loops(
             self.recorder,
             self.counters,
@@ -463,6 +465,7 @@ class ScriptObserver:
                         (OPTIMIZER, made),
                         (MODULE_CALL, self._repeated.around(MODULE_CALL.value())),
                         (DECORATE, self._repeated.around_decorator(DECORATE.value())),
+                        *replaced_draws(self.drawn_by),
                     ]
                 ),
                 self.modules,

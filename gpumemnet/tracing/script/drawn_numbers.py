@@ -1,0 +1,66 @@
+"""Numbers that a script draws while it trains, such as the size of a crop, a length, or whether a
+branch is taken this time.
+
+Few steps are traced, and the largest number that a long training draws is in none of them.  So after
+the first steps, each place that draws gets the largest of many draws in the first step that asks
+there, the smallest in the second one, and what comes in the next two, and so on.  Only its first draw
+of a step is meant: where many are added up, they do not all become large.  What a data set draws is
+looked at with its samples (:mod:`~gpumemnet.tracing.script.longest_batch`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Hashable
+from contextlib import suppress
+from typing import Any, Final
+
+import numpy as np
+
+from gpumemnet.torch_private.names import Function, TorchName
+from gpumemnet.torch_private.script import unseen
+from gpumemnet.tracing.script.counters import LARGEST, Progress, makes_sample
+from gpumemnet.tracing.script.longest_batch import time_to_read
+
+_FUNCTIONS: Final = (
+    "random:random random:uniform random:randint random:randrange random:choice random:gauss "
+    "numpy.random:random numpy.random:rand numpy.random:uniform numpy.random:randint "
+    "numpy.random:choice numpy.random:beta numpy.random:normal"
+)
+
+
+def extreme_draws(progress: Progress) -> Function:
+    """Return what calls a function that draws numbers, and returns the largest or smallest of many
+    draws, or one of them.
+
+    Args:
+        progress: how far the script has come.
+    """
+    asked = defaultdict[Hashable, list[int]](list)
+    """Place → the steps at which it has drawn."""
+
+    def drawn_by(draw: Function, *args: Any, **named: Any) -> Any:
+        drawn, frame, step = draw(*args, **named), sys._getframe(2), progress.trained()[0]
+        steps = asked[frame.f_code, frame.f_lasti]
+        if steps[-1:] == [step] or not progress.has_stepped:
+            return drawn
+        steps.append(step)
+        choose = None if makes_sample() else {1: max, 2: min}.get(len(steps) % 4)
+        with unseen(), suppress(Exception):  # something may be drawn that is no number
+            if choose and np.asarray(drawn).size <= LARGEST:
+                has_time = time_to_read(0.1)  # many probabilities take long
+                others = (draw(*args, **named) for _ in range(1000) if has_time())
+                return choose(others, key=lambda each: np.asarray(each).sum())
+        return drawn
+
+    return drawn_by
+
+
+def replaced_draws(drawn_by: Function) -> list[tuple[TorchName, Function]]:
+    """Return the functions that draw numbers, with what takes their place."""
+
+    def around(draw: Function) -> Function:
+        return lambda *args, **named: drawn_by(draw, *args, **named)
+
+    return [(name, around(name.value())) for name in map(TorchName, _FUNCTIONS.split())]
