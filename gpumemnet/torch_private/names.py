@@ -301,7 +301,7 @@ TREE_MAP_ONLY: Final = TorchName("torch.utils._pytree:tree_map_only")
 """To put meta tensors in place of an operator's arguments."""
 DISPATCH_KEY: Final = TorchName("torch._C:DispatchKey")
 """To reach the kernel behind one of our own."""
-_INFERENCE_MODE: Final = TorchName("torch._C:_InferenceMode")
+_INFERENCE_MODE: Final = TorchName("torch:inference_mode.__enter__")
 """To keep what is ahead of autograd in inference mode."""
 
 if TYPE_CHECKING:
@@ -409,8 +409,8 @@ def below_autograd() -> AbstractContextManager[object]:
 def overriding_kernels(kernels: Mapping[Any, Function]) -> Iterator[None]:
     """Context in which operators run other kernels on meta tensors, ahead of autograd.
 
-    The inference mode is without gradients only: PyTorch's leaves out what is ahead of autograd, as
-    autocast on a GPU is not.
+    The inference mode of scripts only turns gradients off, and within it they can be turned on:
+    PyTorch's leaves out what is ahead of autograd, which autocast on a GPU is not.
 
     Args:
         kernels: by ``OpOverload``; called as ``kernel(original, *args, **kwargs)``, where
@@ -422,10 +422,14 @@ def overriding_kernels(kernels: Mapping[Any, Function]) -> Iterator[None]:
             library.impl(
                 operator, _with_original(operator, kernel), "AutogradMeta", with_keyset=True
             )
-        with replaced([(_INFERENCE_MODE, lambda mode: torch.set_grad_enabled(not mode))]):
+        with replaced([(_INFERENCE_MODE, _without_gradients)]):
             yield
     finally:
         library._destroy()
+
+
+def _without_gradients(context: Any) -> None:
+    context._inference_mode_context = torch.set_grad_enabled(not context.mode)
 
 
 def _with_original(operator: Any, kernel: Function) -> Function:

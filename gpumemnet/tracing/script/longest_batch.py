@@ -45,6 +45,7 @@ _ITERATOR: Final = TorchName("torch.utils.data:DataLoader._get_iterator")
 """Starts the workers of a loader of the trace's own, which gives all that they read."""
 _LEVELS: Final = 2
 """How deep in objects of the script the name of a folder is looked for."""
+_LONGEST_NAME: Final = 1024
 AnyLoader = DataLoader[Any]
 _Draw = tuple[int, tuple[Any, ...]]
 """A size, and the states of random numbers that lead to it."""
@@ -189,32 +190,36 @@ def time_to_read(seconds: float) -> Callable[[], bool]:
 
 
 def largest_file(names: Sequence[Any], frame: FrameType, seconds: float) -> int:
-    """Return which of ``names`` is that of the largest file, by its pixels if it is a picture.
+    """Return which of ``names`` is that of the largest file: of pictures, by pixels.
 
     Args:
-        names: of files, perhaps within a folder that something in ``frame`` names.
+        names: of files, perhaps within a folder that a variable, an attribute or a dictionary in
+            ``frame`` names.
         frame: where they are gone through.
-        seconds: CPU time for it.
+        seconds: CPU time to look into pictures, those with the most bytes first.
 
     Raises:
-        ValueError: these are no names of files, or there was no time.
+        ValueError: these are no names of files.
     """
+    if not isinstance(names[0], str | PathLike):
+        raise ValueError("no names")
     known = [*variables_of(frame).values(), *frame.f_globals.values()]
     for _ in range(_LEVELS):  # such as the arguments of an object
-        known += [
-            inner
+        inner = (
+            each if isinstance(each, dict) else getattr(each, "__dict__", {})
             for each in known
             if not isinstance(each, type | ModuleType)
-            for inner in getattr(each, "__dict__", {}).values()
-        ]
-    folders = {Path(each) for each in known if isinstance(each, str | PathLike) and str(each)}
-    has_time = time_to_read(seconds)
-    for folder in [Path(), *folders]:
+        )
+        known += [each for values in [*inner] for each in values.values()]
+    texts = (str(each) for each in known if isinstance(each, str | PathLike))
+    for folder in dict.fromkeys(["", *(each for each in texts if len(each) < _LONGEST_NAME)]):
         with suppress(OSError, TypeError, ValueError):  # a text that is no name, or no text
-            if (folder / names[0]).is_file():
-                sizes = [_file_size(folder / each) for each in names if has_time()]
-                if len(sizes) == len(names):
-                    return sizes.index(max(sizes))
+            if Path(folder, names[0]).is_file():
+                paths = [Path(folder, each) for each in names]
+                order = sorted(range(len(paths)), key=lambda place: -paths[place].stat().st_size)
+                has_time = time_to_read(seconds)
+                looked = [(_file_size(paths[place]), -place) for place in order if has_time()]
+                return -max(looked, default=(0, -order[0]))[1]
     raise ValueError("no names of files")
 
 
@@ -224,7 +229,7 @@ def _file_size(path: Path) -> int:
 
         width, height = Image.open(path).size
         return width * height
-    return path.stat().st_size if path.is_file() else 0
+    return path.stat().st_size
 
 
 def _spread(count: int, most: int) -> list[int]:

@@ -123,6 +123,8 @@ class Loops:
         self.queues = Counter[str]()
         self._cycles = Counter[str]()
         """Queues of a longest length, and loops → bytes that they will hold more, or leave."""
+        self._kept: dict[str, int] = {}
+        """Loops whose rounds each keep as much → the most bytes on the GPU that all of them come to."""
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._tops: defaultdict[str, int] = defaultdict(int)
         """Place of a loop → the most bytes on the GPU in a round."""
@@ -269,9 +271,10 @@ class Loops:
                 self.left.update({} if progress.has_stepped else {place: None})
                 self.sampled.update({place}.intersection(self.making))
                 if place in self.training:
-                    last, rise = loop.given, rise * keeps
+                    if keeps and not self._counters.sizes and not bytes_of_queues(self._recorder):
+                        self._kept[place] = top + rounds_left * rise
+                    last = loop.given
                     for round_number in loop.rest(second - before[0], self._recorder.live_bytes):
-                        rounds_left, end = rounds_left - 1, end + rise
                         gap = loop.given - 1 - last
                         gathered.go_on(sys._getframe(1), last, gap, trains=True)
                         last = loop.given
@@ -281,12 +284,10 @@ class Loops:
                         loop.left = left
                         yield 0
                     grown, number, apart = loop.cycle
-                    more = self._recorder.live_bytes() - end
-                    if self._counters.turned or more > SMALL_BYTES:
-                        pass  # what is left is known
-                    elif rise:
-                        self._cycles[f"what each round of {place} leaves"] += rounds_left * rise
-                    elif loop.numbers and loop.whole - number < apart > 1:
+                    is_known = (
+                        self._counters.turned or self._recorder.live_bytes() - end > SMALL_BYTES
+                    )
+                    if loop.numbers and loop.whole - number < apart > 1 and not is_known:
                         self._cycles[f"what {place} leaves each {apart} rounds"] += (
                             (len(loop.numbers) - number) // apart * grown
                         )
@@ -397,6 +398,11 @@ class Loops:
     def learn_queues(self) -> None:
         """Learn what queues of a longest length will hold more."""
         self.queues = self._cycles + bytes_of_queues(self._recorder)
+        if self._kept:
+            place = max(self._kept, key=self._kept.__getitem__)
+            most, _ = self._recorder.levels_since(0)
+            if (more := self._kept[place] - most) > 0:
+                self.queues[f"what each round of {place} leaves"] = more
 
     def due(self, place: str) -> bool:
         """Whether a condition is as it is later, because the script waits for it to train."""
