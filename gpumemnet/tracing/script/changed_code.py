@@ -77,14 +77,13 @@ class _Changing(ast.NodeTransformer):
         yields = (ast.Yield, ast.YieldFrom)
         is_generator = any(isinstance(each, yields) for each in ast.walk(node))
         positions, shapes = _positions([node]), _assigned(node, r"\.shape|\.size\(|len\(")
-        loops = any(isinstance(each, ast.For | ast.While) for each in ast.walk(node))
         with patch.multiple(
             self,
             _scope=node.name,
             _is_generator=is_generator,
             _positions=positions,
             _shapes=shapes,
-            _made=frozenset() if loops else _assigned(node, ""),
+            _made=_made_anew(node),
         ):
             return self.generic_visit(node)
 
@@ -305,13 +304,30 @@ def _positions(code: Iterable[ast.AST]) -> frozenset[str]:
     return frozenset(ast.unparse(each) for index in added for each in ast.walk(index))
 
 
-def _assigned(function: ast.FunctionDef, what: str) -> frozenset[str]:
-    """The variables of a function that something is assigned to that matches ``what``."""
+def _assigned(function: ast.FunctionDef, pattern: str) -> frozenset[str]:
+    """The variables of a function that it assigns what matches ``pattern`` to."""
     assigned = (each for each in ast.walk(function) if isinstance(each, ast.Assign))
-    found = (each for each in assigned if re.search(what, ast.unparse(each)))
+    found = (each for each in assigned if re.search(pattern, ast.unparse(each.value)))
     return frozenset(
         ast.unparse(each) for one in found for target in one.targets for each in ast.walk(target)
     )
+
+
+def _made_anew(function: ast.FunctionDef) -> frozenset[str]:
+    """The variables of a function without loops that are other ones each time it is called."""
+    nodes = [*ast.walk(function)]
+    if any(isinstance(each, ast.For | ast.While) for each in nodes):
+        return frozenset()
+    names = [each for each in nodes if isinstance(each, ast.Name)]
+    first: dict[str, bool] = {}
+    for each in sorted(names, key=lambda name: (name.lineno, -name.col_offset)):
+        first.setdefault(
+            each.id, isinstance(each.ctx, ast.Store)
+        )  # what is read after it is its own
+    outer = {
+        name for each in nodes if isinstance(each, ast.Global | ast.Nonlocal) for name in each.names
+    }
+    return frozenset(name for name, is_stored in first.items() if is_stored) - outer
 
 
 def _call(name: str, *arguments: Any) -> ast.Call:

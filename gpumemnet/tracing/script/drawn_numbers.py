@@ -21,7 +21,7 @@ import numpy as np
 from gpumemnet.torch_private.names import Function, TorchName
 from gpumemnet.torch_private.script import unseen
 from gpumemnet.tracing.script.counters import LARGEST, Progress, makes_sample
-from gpumemnet.tracing.script.longest_batch import time_to_read
+from gpumemnet.tracing.script.longest_batch import random_states, set_random_states, time_to_read
 
 _FUNCTIONS: Final = (
     "random:random random:uniform random:randint random:randrange random:choice random:gauss "
@@ -49,9 +49,11 @@ def extreme_draws(progress: Progress) -> Function:
         choose = None if makes_sample() else {1: max, 2: min}.get(len(steps) % 4)
         with unseen(), suppress(Exception):  # something may be drawn that is no number
             if choose and np.asarray(drawn).size <= LARGEST:
+                states = random_states()
                 has_time = time_to_read(0.1)  # many probabilities take long
                 others = (draw(*args, **named) for _ in range(1000) if has_time())
-                return choose(others, key=lambda each: np.asarray(each).sum())
+                drawn = choose(others, key=lambda each: np.asarray(each).sum(), default=drawn)
+                set_random_states(states)
         return drawn
 
     return drawn_by

@@ -205,12 +205,7 @@ def largest_file(names: Sequence[Any], frame: FrameType, seconds: float) -> int:
         raise ValueError("no names")
     known = [*variables_of(frame).values(), *frame.f_globals.values()]
     for _ in range(_LEVELS):  # such as the arguments of an object
-        inner = (
-            each if isinstance(each, dict) else getattr(each, "__dict__", {})
-            for each in known
-            if not isinstance(each, type | ModuleType)
-        )
-        known += [each for values in [*inner] for each in values.values()]
+        known += [inner for each in known for inner in _values(each)]
     texts = (str(each) for each in known if isinstance(each, str | PathLike))
     for folder in dict.fromkeys(["", *(each for each in texts if len(each) < _LONGEST_NAME)]):
         with suppress(OSError, TypeError, ValueError):  # a text that is no name, or no text
@@ -221,6 +216,15 @@ def largest_file(names: Sequence[Any], frame: FrameType, seconds: float) -> int:
                 looked = [(_file_size(paths[place]), -place) for place in order if has_time()]
                 return -max(looked, default=(0, -order[0]))[1]
     raise ValueError("no names of files")
+
+
+def _values(owner: Any) -> list[Any]:
+    """The values of a dictionary, and those of the attributes of an object."""
+    if isinstance(owner, ModuleType):
+        return []
+    with suppress(Exception):  # an object may answer with an error
+        return [*(owner if isinstance(owner, dict) else vars(owner)).values()]
+    return []
 
 
 def _file_size(path: Path) -> int:
@@ -279,20 +283,20 @@ def _filled(sample: Any) -> int:
 def collated(loader: AnyLoader, numbers: Sequence[Any], drawn: Mapping[Any, Any]) -> Any:
     """Return a batch of these samples, the largest of those that data set and collate function
     draw."""
-    before = _random_states()
+    before = random_states()
     is_own = loader.collate_fn is not default_collate
     draws = as_worker(loader, lambda: _draws(loader, numbers)) if is_own else []
     _, states = max(draws, key=itemgetter(0), default=(0, before))
 
     def read() -> Any:
         samples = samples_of(loader, numbers, drawn)
-        _set_random_states(states)
+        set_random_states(states)
         return loader.collate_fn(samples)
 
     try:
         return as_worker(loader, read)
     finally:
-        _set_random_states(before)
+        set_random_states(before)
 
 
 def samples_of(
@@ -335,13 +339,13 @@ def largest_draws(
 def _draws(loader: AnyLoader, numbers: Sequence[int]) -> list[_Draw]:
     """Return sizes of a small batch that a collate function of the user's draws."""
     found: list[_Draw] = []
-    before = _random_states()
+    before = random_states()
     with suppress(Exception):  # it may need more samples
         few = samples_of(loader, numbers[:2])
         for _ in range(_DRAWS):
-            states = _random_states()
+            states = random_states()
             found.append((size_of(loader.collate_fn(copied(few))), states))
-    _set_random_states(before)
+    set_random_states(before)
     return found
 
 
@@ -350,11 +354,13 @@ def copied(sample: Any) -> Any:
     return deepcopy(tree_map_only(Tensor, Tensor.clone, sample))
 
 
-def _random_states() -> tuple[Any, ...]:
+def random_states() -> tuple[Any, ...]:
+    """Return the states of what draws numbers on the host."""
     return random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 - scripts use them
 
 
-def _set_random_states(states: tuple[Any, ...]) -> None:
+def set_random_states(states: tuple[Any, ...]) -> None:
+    """Put such states back."""
     random.setstate(states[0])
     np.random.set_state(states[1])  # noqa: NPY002 - scripts use it
     torch.set_rng_state(states[2])

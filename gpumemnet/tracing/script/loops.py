@@ -196,13 +196,14 @@ class Loops:
                 # Of many rounds that each make an optimizer, as of clients or folds, a few tell that
                 # have the same peak.
                 is_sized = isinstance(numbers, range | list | tuple | np.ndarray)
-                rounds_left = len(numbers) - loop.given if is_sized and made > before[2] else 0
-                # One that keeps as much of each round does nothing else, before the first steps.
+                makers_left = len(numbers) - loop.given if is_sized and made > before[2] else 0
+                # Such a loop, or one before the first steps, that keeps as much of each round does
+                # nothing else.
                 before_rise, rise = rise, end - most_bytes
                 before_top, loop.top = loop.top, top
                 keeps = rise == before_rise > 0 and top - self._tops[place] <= rise
-                keeps &= rounds_left > _MANY or not progress.has_stepped
-                is_alike = rounds_left > _MANY and (keeps or top == before_top)
+                keeps &= makers_left > _MANY or not progress.has_stepped
+                is_alike = makers_left > _MANY and (keeps or top == before_top)
                 is_new = (is_new and not keeps) or (made > before[2] and not is_alike)
                 calm = 0 if is_new else calm + 1
                 loop.whole = loop.whole if progress.has_trained else loop.given
@@ -272,7 +273,7 @@ class Loops:
                 self.sampled.update({place}.intersection(self.making))
                 if place in self.training:
                     if keeps and not self._counters.sizes and not bytes_of_queues(self._recorder):
-                        self._kept[place] = top + rounds_left * rise
+                        self._kept[place] = top + makers_left * rise
                     last = loop.given
                     for round_number in loop.rest(second - before[0], self._recorder.live_bytes):
                         gap = loop.given - 1 - last
