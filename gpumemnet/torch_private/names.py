@@ -177,10 +177,13 @@ def declare_torchvision_operators() -> object:
 
 
 def storage_of(tensor: Tensor) -> torch.UntypedStorage:
-    """The storage of a tensor."""
+    """The storage of a tensor, of a sparse one that of its first part."""
     try:
         return tensor.untyped_storage()
-    except NotImplementedError:  # one of the tensors that torch.vmap computes with
+    except NotImplementedError:
+        if is_sparse(tensor):
+            return storage_of(dense_parts(tensor)[0])
+        # One of the tensors that torch.vmap computes with.
         return storage_of(torch._C._functorch.get_unwrapped(tensor))
 
 

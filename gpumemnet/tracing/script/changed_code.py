@@ -318,7 +318,7 @@ def _made_anew(function: ast.FunctionDef) -> frozenset[str]:
     nodes = [*ast.walk(function)]
     if any(isinstance(each, ast.For | ast.While) for each in nodes):
         return frozenset()
-    names = [each for each in nodes if isinstance(each, ast.Name)]
+    names = [each for each in nodes if isinstance(each, ast.Name) and hasattr(each, "lineno")]
     first: dict[str, bool] = {}
     for each in sorted(names, key=lambda name: (name.lineno, -name.col_offset)):
         first.setdefault(

@@ -94,6 +94,9 @@ def move_module(
             own[name] = parameter.to(GPU)  # type: ignore[assignment]  # of its own class
         elif is_sparse(parameter):
             own[name] = nn.Parameter(parameter.detach().to(GPU), parameter.requires_grad)
+    buffers = own_buffers(module)
+    sparse = {name: each for name, each in buffers.items() if each is not None and is_sparse(each)}
+    buffers.update({name: each.to(GPU) for name, each in sparse.items()})
     with without_function_modes():  # the script sees a CUDA tensor
         _move_own(module, dtype, layout, observer, numbers)
     for parameter in own.values():
@@ -151,7 +154,7 @@ def _move_own(
         observer.module_tensor(parameter, module, True)
     buffers = own_buffers(module)
     for name, buffer in buffers.items():
-        if buffer is None:
+        if buffer is None or is_sparse(buffer):
             continue
         fresh = converted(buffer)
         if fresh is not None and is_lazy(buffer):

@@ -75,6 +75,7 @@ sparse = torch.eye(4).to_sparse().cuda()
 assert len((sparse + sparse).coalesce().values()) == 4 and model.weight[:2].to_sparse()._nnz() == 512
 held = nn.Linear(4, 4)
 held.adjacency = nn.Parameter(torch.eye(4).to_sparse(), requires_grad=False)
+held.register_buffer("graph", torch.eye(4).to_sparse())
 assert len(held.cuda().adjacency.coalesce().values()) == 4
 scripted = torch.jit.script(nn.BatchNorm1d(4).cuda().eval())
 with torch.no_grad(): outputs = [scripted(torch.ones(2, 4).cuda()) for _ in range(6)]
