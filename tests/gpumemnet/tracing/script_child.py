@@ -12,10 +12,16 @@ from typing import Any
 from tests.torch_forks import FORKS
 
 
-def traced(script: Path, arguments: tuple[str, ...] = (), ranks: int | None = None) -> Any:
-    """The answer as a JSON object, or the sentence with which the script is refused."""
+def traced(
+    script: Path,
+    arguments: tuple[str, ...] = (),
+    ranks: int | None = None,
+    more_seconds: float = 20.0,
+) -> Any:
+    """The answer as a JSON object, or the sentence with which the script is refused; the whole run
+    after the first steps has ``more_seconds``."""
     here, there = FORKS.Pipe(duplex=False)
-    child = FORKS.Process(target=_trace, args=(there, script, arguments, ranks))
+    child = FORKS.Process(target=_trace, args=(there, script, arguments, ranks, more_seconds))
     child.start()
     there.close()
     try:
@@ -24,7 +30,7 @@ def traced(script: Path, arguments: tuple[str, ...] = (), ranks: int | None = No
         child.join()
 
 
-def _trace(there: Connection, script: Path, arguments: tuple[str, ...], ranks: int | None) -> None:
+def _trace(there: Connection, script: Path, *settings: Any) -> None:
     from gpumemnet.errors import ExtractError
     from gpumemnet.tracing.result import answer_to_dict
     from gpumemnet.tracing.script.branches import largest_answer
@@ -33,7 +39,7 @@ def _trace(there: Connection, script: Path, arguments: tuple[str, ...], ranks: i
         "fork", force=True
     )  # as in a process of the user's, for the script's data loaders
     try:
-        there.send(answer_to_dict(largest_answer(partial(_one_way, script, arguments, ranks))))
+        there.send(answer_to_dict(largest_answer(partial(_one_way, script, *settings))))
     except ExtractError as error:
         there.send(str(error))
 
@@ -42,6 +48,7 @@ def _one_way(
     script: Path,
     arguments: tuple[str, ...],
     ranks: int | None,
+    more_seconds: float,
     assumptions: Any,
 ) -> Any:
     from gpumemnet.allocator import AllocatorSettings
@@ -58,5 +65,6 @@ def _one_way(
         settings=settings,
         ranks=ranks,
         assumptions=assumptions,
+        more_seconds=more_seconds,
     )
     return result_of_script(run_script(call), call)
