@@ -95,8 +95,9 @@ def move_module(
         elif is_sparse(parameter):
             own[name] = nn.Parameter(parameter.detach().to(GPU), parameter.requires_grad)
     buffers = own_buffers(module)
-    sparse = {name: each for name, each in buffers.items() if each is not None and is_sparse(each)}
-    buffers.update({name: each.to(GPU) for name, each in sparse.items()})
+    for name, buffer in buffers.items():
+        if buffer is not None and is_sparse(buffer):
+            buffers[name] = buffer.to(GPU)
     with without_function_modes():  # the script sees a CUDA tensor
         _move_own(module, dtype, layout, observer, numbers)
     for parameter in own.values():
