@@ -285,6 +285,22 @@ class Recorder(Protocol):
         """Record that ``storage`` was freed or allocated again."""
 
 
+class RankRecorder(Recorder, Protocol):
+    """Records all that is on the simulated GPU of a rank."""
+
+    def arrived(self, tensor: Tensor, memory_class: str, module: str) -> None:
+        """Record a tensor that has arrived there."""
+
+    def classify(self, tensors: Iterable[Tensor], memory_class: str, module: str) -> None:
+        """Set class and module of tensors."""
+
+    def exchanged(self, group: str, ranks: int) -> None:
+        """Record that the ranks of a group communicate."""
+
+    def set_ranks(self, ranks: int) -> None:
+        """Note how many ranks there are."""
+
+
 class Streams(Protocol):
     """The streams of the simulated GPU."""
 

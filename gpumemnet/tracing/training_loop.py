@@ -8,8 +8,8 @@ builder measures.  Gradients are dropped (``set_to_none``) where ``zero_grad`` s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,6 +26,7 @@ from gpumemnet.extract.module_calls import (
     with_meta_tensors,
 )
 from gpumemnet.extract.placement import MissingValues, placement
+from gpumemnet.launchers.rank_program import gathered_in, on_rank
 from gpumemnet.physics.element_types import (
     AUTOCAST_TYPES,
     IMAGE_DIMENSIONS,
@@ -34,7 +35,6 @@ from gpumemnet.physics.element_types import (
 )
 from gpumemnet.sandbox.user_code import fault_sentence
 from gpumemnet.torch_private.names import (
-    is_batch_norm,
     part_on_rank,
     unscale_gradients,
     without_function_modes,
@@ -54,118 +54,6 @@ from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.script.simulated_cuda import Streams
 from gpumemnet.tracing.timeline import Timeline
-
-
-@dataclass(frozen=True, slots=True)
-class Rank:
-    """What a rank trains.
-
-    Attributes:
-        model: the module to call.
-        parameters: the rank's own parameter for each of the model's, by the ``id`` of the latter.
-        owners: path of the module that owns a parameter or a buffer, by the ``id`` of the rank's
-            own.
-        notes: one sentence on how the GPUs are used.
-    """
-
-    model: nn.Module
-    parameters: dict[int, nn.Parameter]
-    owners: dict[int, str]
-    notes: tuple[str, ...] = ()
-
-
-@contextmanager
-def on_rank(
-    model: nn.Module,
-    meta_tensors: MetaTensors,
-    recorder: Recorder,
-    parallel: str,
-    ranks: int,
-    dtype: torch.dtype | None,
-) -> Iterator[Rank]:
-    """Context in which ``model`` is on the GPU of one rank; enter it inside the recorder's context.
-
-    Args:
-        model: the model, with meta tensors in place.
-        meta_tensors: its meta tensors.
-        recorder: records what arrives on the GPU.
-        parallel: one of :data:`~gpumemnet.tracing.api.PARALLEL`.
-        ranks: number of ranks.
-        dtype: as :func:`gathered_in` says.
-
-    Raises:
-        ExtractError: this process is part of a process group, or the model cannot be sharded.
-    """
-    owners = {id(tensor): path for tensor, path, _ in meta_tensors.moves}
-
-    def arrived(tensor: Tensor, is_parameter: bool) -> None:
-        recorder.arrived(
-            tensor, "parameter" if is_parameter else "buffer", owners.get(id(tensor), "")
-        )
-
-    if parallel in ("none", "ddp"):
-        for tensor, _, is_parameter in meta_tensors.moves:
-            arrived(tensor, is_parameter)
-    if parallel == "none":
-        yield Rank(model, meta_tensors.parameters, owners)
-        return
-    from torch.nn.parallel import DistributedDataParallel
-
-    from gpumemnet.launchers.parallel import (
-        process_group,
-        replicas_on_meta,
-        sharded,
-        sharding_on_meta,
-    )
-
-    recorder.set_ranks(ranks)
-    with ExitStack() as stack:
-        gathered = stack.enter_context(process_group(ranks, recorder.exchanged))
-        if parallel == "ddp":
-            note = f"each of {ranks:,} GPUs holds all of the model (DistributedDataParallel with its defaults) and its own batch"
-            stack.enter_context(replicas_on_meta(recorder))
-            yield Rank(DistributedDataParallel(model), meta_tensors.parameters, owners, (note,))
-            return
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
-        of_model = {key: names[id(parameter)] for key, parameter in meta_tensors.parameters.items()}
-        streams = Streams(recorder.use_stream)
-        stack.enter_context(sharding_on_meta(recorder, streams, arrived, gathered))
-        groups = stack.enter_context(sharded(model, ranks, dtype, parallel == "fsdp"))
-        shards = dict(model.named_parameters())
-        for name, shard in shards.items():
-            owners[id(shard)] = name.rpartition(".")[0]
-            recorder.classify((part_on_rank(shard),), "parameter", owners[id(shard)])
-        summed = ""
-        if dtype is not None:
-            name = str(dtype).removeprefix("torch.")
-            summed = f", gathered in {name}, gradients summed in float32"
-        yield Rank(
-            model,
-            {key: shards[name] for key, name in of_model.items()},
-            owners,
-            (
-                f"the first of {ranks:,} ranks, which holds the largest shards: fully_shard in {groups:,} groups{summed}",
-            ),
-        )
-
-
-def gathered_in(
-    model: nn.Module, parallel: str, autocast: torch.dtype | None
-) -> torch.dtype | None:
-    """Return the type in which sharded parameters are gathered and used; ``None`` for their own
-    type.
-
-    ``fully_shard`` replaces autocast, except in models with batch norms: those keep fp32 statistics
-    and accept no other weights.
-
-    Args:
-        model: the model.
-        parallel: one of :data:`~gpumemnet.tracing.api.PARALLEL`.
-        autocast: the type that autocast would compute in; ``None`` without autocast.
-    """
-    normalizes = any(is_batch_norm(module) for module in model.modules())
-    return autocast if parallel.startswith("fsdp") and not normalizes else None
-
 
 _NAMES: Final = (
     "batch, output and loss of a step live until the next step replaces them, as in most loops; "
@@ -307,6 +195,7 @@ class _TrainingRun:
             self._model,
             meta_tensors,
             recorder,
+            Streams(recorder.use_stream),
             options.parallel,
             options.ranks,
             self._gathered_type,

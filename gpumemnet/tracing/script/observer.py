@@ -22,6 +22,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import get_worker_info
 
+from gpumemnet.extract.known_layouts import meta_like
 from gpumemnet.extract.module_calls import tensors_in
 from gpumemnet.sandbox.process import DeadlineReached, shorten_alarm
 from gpumemnet.sandbox.user_code import user_calls
@@ -56,7 +57,7 @@ from gpumemnet.tracing.script.models import (
     parameters_of,
 )
 from gpumemnet.tracing.script.repeated_passes import RepeatedPasses
-from gpumemnet.tracing.script.simulated_cuda import Streams
+from gpumemnet.tracing.script.simulated_cuda import Streams, swap_for_meta
 from gpumemnet.tracing.script.whole_run import (
     LATER_SECONDS,
     MORE_EVENTS,
@@ -381,9 +382,12 @@ class ScriptObserver:
 
     def sharded_tensor(self, tensor: Tensor, is_parameter: bool) -> None:
         """An unsharded parameter or buffer has arrived, to be split among the ranks at once."""
-        self._used()
-        if storage_id(tensor) not in self._deferred:
-            self.recorder.arrived(tensor, "parameter" if is_parameter else "buffer", "")
+        with without_function_modes():  # the script sees a CUDA tensor
+            if self.device_of(tensor).type == "cpu":  # others may hold its storage there
+                swap_for_meta(tensor, meta_like(tensor))
+            self._used()
+            if storage_id(tensor) not in self._deferred:
+                self.recorder.arrived(tensor, "parameter" if is_parameter else "buffer", "")
 
     def graph_runs(self, arguments: object) -> None:
         """A compiled function has run, in which no module was seen."""

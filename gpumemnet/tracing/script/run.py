@@ -39,6 +39,7 @@ from gpumemnet.launchers.launch_line import (
     torchrun_environment,
 )
 from gpumemnet.launchers.pipeline_stages import StageFolder
+from gpumemnet.launchers.processes import as_rank, processes_inherit_gpu, threads_inherit_modes
 from gpumemnet.launchers.programs import stopped_by_answer
 from gpumemnet.sandbox.checkpoint import Checkpoint, is_own_process, take_process
 from gpumemnet.sandbox.process import DeadlineReached, stop_alarm
@@ -67,11 +68,6 @@ from gpumemnet.tracing.script.libraries import COMPILED, prepared
 from gpumemnet.tracing.script.models import TrainedModel
 from gpumemnet.tracing.script.observer import EnoughSteps, ScriptObserver
 from gpumemnet.tracing.script.present_gpu import present_gpu
-from gpumemnet.tracing.script.processes import (
-    as_rank,
-    processes_inherit_gpu,
-    threads_inherit_modes,
-)
 from gpumemnet.tracing.script.read_values import ReadValues
 from gpumemnet.tracing.script.simulated_cuda import GPU
 from gpumemnet.tracing.script.whole_run import LEAST_GROWTH, WholeRun, grown_bytes
@@ -661,9 +657,17 @@ def _run(
         observer.observing(),
         observer.loops.watching(),
         observer.recorder,
-        as_rank(call.ranks, observer, values.note_once, call.rank, call.stages),
+        as_rank(
+            call.ranks,
+            observer.recorder,
+            observer.streams,
+            observer.sharded_tensor,
+            values.note_once,
+            call.rank,
+            call.stages,
+        ),
         processes_inherit_gpu(traced),
-        threads_inherit_modes(),
+        threads_inherit_modes(EnoughSteps),
     ):
         try:
             if call.program is not None:

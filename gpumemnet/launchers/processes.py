@@ -22,24 +22,28 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from gpumemnet.errors import ExtractError
-from gpumemnet.extract.known_layouts import meta_like
 from gpumemnet.launchers.launch_line import torchrun_environment
-from gpumemnet.launchers.parallel import process_group
+from gpumemnet.launchers.parallel import (
+    Arrived,
+    RankRecorder,
+    Streams,
+    process_group,
+    replicas_on_meta,
+    sharding_on_meta,
+)
 from gpumemnet.launchers.pipeline_stages import StageFolder
 from gpumemnet.sandbox.user_code import is_user_code
 from gpumemnet.torch_private import script as script
 from gpumemnet.torch_private import training
 from gpumemnet.torch_private.names import replaced, without_function_modes
-from gpumemnet.tracing.script.observer import EnoughSteps, ScriptObserver
-from gpumemnet.tracing.script.simulated_cuda import swap_for_meta
 
 
 @contextmanager
-def threads_inherit_modes() -> Iterator[None]:
-    """Context in which threads are started with the modes of the thread that enters it."""
+def threads_inherit_modes(end: type[BaseException]) -> Iterator[None]:
+    """Context in which threads are started with the modes of the thread that enters it; ``end`` is
+    how the trace ends one."""
     modes = script.modes_of_thread()
     start = script.THREAD_START.value()
 
@@ -47,7 +51,7 @@ def threads_inherit_modes() -> Iterator[None]:
         run = thread.run
 
         def run_with_modes() -> None:
-            with suppress(EnoughSteps), script.with_modes(modes):
+            with suppress(end), script.with_modes(modes):
                 run()
 
         thread.run = run_with_modes  # type: ignore[method-assign]
@@ -105,7 +109,9 @@ def processes_inherit_gpu(traced: Callable[[Callable[[], None]], None]) -> Itera
 @contextmanager
 def as_rank(
     ranks: int | None,
-    observer: ScriptObserver,
+    recorder: RankRecorder,
+    streams: Streams,
+    arrived: Arrived,
     note: Callable[[str], None],
     rank: int,
     stages: StageFolder | None,
@@ -114,7 +120,9 @@ def as_rank(
 
     Args:
         ranks: number of GPUs that the script is started on; ``None`` if it is started alone.
-        observer: observes the script.
+        recorder: records what is on the GPU.
+        streams: those of the GPU.
+        arrived: called for each unsharded tensor that arrives there.
         note: called with a note on the number of ranks.
         rank: which one.
         stages: what it tells others of a pipeline.
@@ -137,26 +145,14 @@ def as_rank(
             raise ExtractError(
                 "the script starts a second default process group, which is not supported"
             )
-        from gpumemnet.launchers.parallel import replicas_on_meta, sharding_on_meta
-
-        gathered = stack.enter_context(
-            process_group(rank_count, observer.recorder.exchanged, rank, sends)
-        )
-        stack.enter_context(replicas_on_meta(observer.recorder))
-        stack.enter_context(
-            sharding_on_meta(observer.recorder, observer.streams, arrived, gathered)
-        )
+        gathered = stack.enter_context(process_group(rank_count, recorder.exchanged, rank, sends))
+        stack.enter_context(replicas_on_meta(recorder))
+        stack.enter_context(sharding_on_meta(recorder, streams, arrived, gathered))
         name = str(backend or "nccl")
         backend_names = [(each, lambda *args, **kwargs: name) for each in training.GET_BACKEND]
         stack.enter_context(replaced(backend_names))
-        observer.recorder.set_ranks(rank_count)
+        recorder.set_ranks(rank_count)
         note(f"rank {rank:,} of {rank_count:,}" if rank else f"the first of {rank_count:,} ranks")
-
-    def arrived(tensor: Tensor, is_parameter: bool) -> None:
-        with without_function_modes():  # the script sees a CUDA tensor
-            if observer.device_of(tensor).type == "cpu":  # others may hold its storage there
-                swap_for_meta(tensor, meta_like(tensor))
-            observer.sharded_tensor(tensor, is_parameter)
 
     def ended(*args: object, **kwargs: object) -> None:
         """Do nothing: the group is needed until the script ends."""
