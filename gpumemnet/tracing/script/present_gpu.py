@@ -25,7 +25,7 @@ from torch.nn.parameter import is_lazy
 from gpumemnet.extract.host_numbers import HostNumbers
 from gpumemnet.extract.module_calls import map_tensors
 from gpumemnet.extract.placement import is_meta
-from gpumemnet.launchers import deepspeed_engine, loaded_weights
+from gpumemnet.launchers import deepspeed_engine, host_memory
 from gpumemnet.launchers.parallel import (
     FSDP1,
     count_named_gpus,
@@ -383,7 +383,7 @@ def present_gpu(
     )
     ready[names.STATE_DICTS] = gather_here
     ready.update(dict.fromkeys(names.CHECKPOINTS, checkpoint_nothing))
-    ready.update(loaded_weights.preparations(requests.weight_on_host))
+    ready.update(host_memory.preparations(requests.weight_on_host))
     ready[FSDP1] = noting_unlimited_gathers(values.note_once)
     with (
         replaced(replacements),
