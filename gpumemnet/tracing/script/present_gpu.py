@@ -24,7 +24,7 @@ from torch.nn.parameter import is_lazy
 
 from gpumemnet.extract.host_numbers import HostNumbers
 from gpumemnet.extract.module_calls import map_tensors
-from gpumemnet.extract.placement import is_meta
+from gpumemnet.extract.placement import is_meta, is_small
 from gpumemnet.launchers import deepspeed_engine, host_memory
 from gpumemnet.launchers.parallel import (
     FSDP1,
@@ -151,6 +151,9 @@ def _move_own(
         if fresh is not None and is_scripted:  # C++ holds it
             own[name] = parameter = nn.Parameter(fresh, parameter.requires_grad)
         elif fresh is not None:
+            # Such as a mask, which may get no gradient: one that does is written by its optimizer.
+            if not parameter.is_meta and is_small(parameter) and len(torch.unique(parameter)) == 1:
+                numbers.keep(fresh, parameter)
             swap_for_meta(parameter, fresh)
         observer.module_tensor(parameter, module, True)
     buffers = own_buffers(module)

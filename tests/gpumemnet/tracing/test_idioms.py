@@ -188,7 +188,9 @@ CONDITIONS = {
     ),
     "many_numbers": (  # of which more are computed than at once, and only once they are needed
         "depth = torch.zeros(2**20 + 9)\ndepth[:9] = 5.0\ny = depth.cuda()\nvalid = (y.sub_(1) / 2 > 0) & (y < 80)\n"
-        "assert valid.sum() == 9 and len(y[valid]) == 9 and len(valid.nonzero()) == 9\nkeep = block(256)"
+        "assert valid.sum() == 9 and len(y[valid]) == 9 and len(valid.nonzero()) == 9\n"
+        "gate = nn.ParameterList([torch.ones(9)]).cuda()[0]\n"
+        "assert len(gate.data.cpu().numpy().nonzero()[0]) == 9\nkeep = block(256)"
     ),
     "drawn": (  # a mask of many selects its share, but a single number may be anything
         "drawn = torch.rand(2**16, device='cuda')\nstate = torch.get_rng_state()\n"
