@@ -70,7 +70,12 @@ from gpumemnet.tracing.script.observer import EnoughSteps, ScriptObserver
 from gpumemnet.tracing.script.present_gpu import present_gpu
 from gpumemnet.tracing.script.read_values import ReadValues
 from gpumemnet.tracing.script.simulated_cuda import GPU
-from gpumemnet.tracing.script.whole_run import LEAST_GROWTH, WholeRun, grown_bytes
+from gpumemnet.tracing.script.whole_run import (
+    LEAST_GROWTH,
+    WholeRun,
+    grown_bytes,
+    kept_tensors,
+)
 from gpumemnet.tracing.timeline import (
     LongRun,
     Timeline,
@@ -518,7 +523,7 @@ def _shown(
         growth >= LEAST_GROWTH
         and whole is not None
         and (
-            (len(whole.rises) < 2 and observer.shapes.get(1) == observer.shapes.get(2))
+            (len(whole.rises) < 2 and kept_tensors(timeline.events[timeline.step_starts[-2] :]) > 0)
             or sum(whole.rises) > 1
         )
     ):

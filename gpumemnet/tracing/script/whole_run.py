@@ -163,9 +163,14 @@ class WholeRun:
             )
         )
         # Larger batches than those before take more, but are as many tensors.
-        keeps = sum(1 if event >= 0 else -1 for event in events) > 0 < grown
+        keeps = kept_tensors(events) > 0 < grown
         filling = round(grown * min(self.full.values()))
         return filling if keeps and filling >= MIB else 0
+
+
+def kept_tensors(events: Sequence[int]) -> int:
+    """Return how many more tensors are on the GPU after events than before."""
+    return sum(1 if event >= 0 else -1 for event in events)
 
 
 def grown_bytes(timeline: Timeline, step: int = -2) -> int:
