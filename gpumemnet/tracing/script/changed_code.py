@@ -63,8 +63,13 @@ class _Changing(ast.NodeTransformer):
         self._shapes: frozenset[str] = frozenset()
         self._made: frozenset[str] = frozenset()
         """Variables that a function makes anew each time."""
+        self._counters: set[str] = set()
+        """What the code adds to."""
 
     def visit_Module(self, node: ast.Module) -> ast.AST:
+        self._counters = {
+            ast.unparse(each.target) for each in ast.walk(node) if isinstance(each, ast.AugAssign)
+        }
         scopes = ast.FunctionDef | ast.ClassDef
         self._positions = _positions(each for each in node.body if not isinstance(each, scopes))
         return self.generic_visit(node)
@@ -220,7 +225,17 @@ class _Changing(ast.NodeTransformer):
         if is_of_one and all(sizes):  # many lengths, such as of words
             return test
         is_shape = any(".shape" in each or each in self._shapes for each in numbers)
-        about: Any = line, self._leaves, stays, ast.Mod in kinds, is_position, sizes, is_shape
+        counts = not stays and next(iter(numbers)) in self._counters
+        about: Any = (
+            line,
+            self._leaves,
+            stays,
+            ast.Mod in kinds,
+            is_position,
+            sizes,
+            is_shape,
+            counts,
+        )
         asked = _call(
             CONDITION,
             ast.Constant(about),
@@ -229,8 +244,8 @@ class _Changing(ast.NodeTransformer):
             *numbers.values(),
         )
         # Another one stays as it is: where it stands tells what a trace takes it to be.
-        counts = _call(COUNTS, collection, *numbers.values())
-        return ast.copy_location(ast.IfExp(counts, asked, test), test)
+        are_numbers = _call(COUNTS, collection, *numbers.values())
+        return ast.copy_location(ast.IfExp(are_numbers, asked, test), test)
 
     def _rounds(self, loop: ast.stmt, *items: ast.expr) -> ast.Call:
         place = self._place(loop)

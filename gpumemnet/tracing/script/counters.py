@@ -27,7 +27,7 @@ from gpumemnet.tracing.recorder import Recorder
 
 RISES: Final = 2
 """How often a number has risen from one step to the next that is taken for a counter; once, where it
-is the number of a loop over a range."""
+is the number of a loop over a range, or where the code adds to it."""
 SMALL_BYTES: Final = 2**16
 """What a round of training may leave that is nothing new, such as a loss or a mask in a list."""
 _AHEAD: Final = 100_000
@@ -81,6 +81,7 @@ class _Condition:
         is_position: whether it compares a position in data.
         sizes: for each number, whether it is the length of something, which a script may keep.
         is_shape: whether it compares the size of a tensor, as modules do.
+        counts: whether the script adds to the first of its numbers, and it may hold for some only.
         seen: whether it held, so far.
         step: the last step at which it was met.
         now: the numbers for which it was asked last.
@@ -96,6 +97,7 @@ class _Condition:
     is_position: bool
     sizes: tuple[bool, ...]
     is_shape: bool
+    counts: bool
     seen: set[Any] = field(default_factory=set)
     step: int = 0
     now: tuple[float, ...] = ()
@@ -218,8 +220,9 @@ class Counters:
         before, and the first numbers: each of several milestones is a condition of its own."""
         self._vary: set[Hashable] = set()
         """Places of conditions on numbers that are no counters, such as letters of a text."""
-        self.waiting: dict[str, None] = {}
-        """Places of conditions on counters that were never so, or always."""
+        self.waiting: dict[str, bool] = {}
+        """Places of conditions on counters that were never so, or always → whether they were asked
+        for once only."""
         self.turned: dict[str, int] = {}
         """What was taken the other way before its time → after how many events."""
         self.sizes: dict[str, float] = {}
@@ -252,6 +255,7 @@ class Counters:
         values = tuple(each if type(each) in _NUMBERS else 0 for each in given)
         step = self.progress.trained()[0]
         moment = step, self.progress.batches()[0]
+        is_first = asked not in self._asked
         before, times, firsts = self._asked.get(asked, (moment, -1, values))
         if before != moment:
             times, firsts = -1, values
@@ -266,6 +270,19 @@ class Counters:
             self._vary.add(asked)  # no counter falls within a step, other than to its first value
             self.waiting.pop(known.line, None)
         known.now = values
+        counter = 0
+
+        def at(value: float) -> Any:
+            return holds_at(*given[:counter], value, *given[counter + 1 :])
+
+        def is_other(value: float) -> bool:
+            return str(at(value)) != shown
+
+        if is_first and known.counts and shown == "False":
+            if any(map(is_other, known.ahead(values[0], True))):
+                self.waiting[known.line] = True
+        elif self.waiting.get(known.line):
+            self.waiting.pop(known.line)
         if known.later is not None:
             # What follows may have set the next time.
             if all(
@@ -289,13 +306,6 @@ class Counters:
         if not known.rises or (known.leaves and holds is False) or not risen:
             return holds
         counter, value = risen[0], values[risen[0]]
-
-        def at(value: float) -> Any:
-            return holds_at(*given[:counter], value, *given[counter + 1 :])
-
-        def is_other(value: float) -> bool:
-            return str(at(value)) != shown
-
         # Such as where a memory is full, and from then on loses its oldest.
         if known.sizes[counter]:
             more = bisect_left(_FAR, True, key=lambda each: is_other(value + each))
@@ -307,11 +317,12 @@ class Counters:
             each for each in self.running if value in each.numbers[each.given - 1 : each.given]
         ]
         for loop in loops:
-            if place not in loop.asked and loop.want(is_other):
-                self.waiting[known.line] = None
+            is_met = place in loop.asked or not loop.want(is_other)
+            if not is_met and not (holds is True and is_other(value + 1)):  # as i % 10 == 0 at 0
+                self.waiting[known.line] = False
             loop.asked.add(place)
         # A size that is drawn for a sample may rise some times.
-        if loops or known.rises < RISES or makes_sample():
+        if loops or known.rises < RISES - known.counts or makes_sample():
             return holds
         found = next(
             filter(is_other, known.ahead(min(last[counter], value), type(holds) is bool)), None
@@ -323,7 +334,7 @@ class Counters:
             or known.is_position
             or not (self.progress.has_trained or self.progress.is_cut())
         ):
-            self.waiting[known.line] = None
+            self.waiting[known.line] = False
         else:
             self.waiting.pop(known.line, None)
             if not known.repeats:

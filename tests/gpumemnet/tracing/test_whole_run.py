@@ -201,6 +201,21 @@ for _ in range(1000):
         4 * 256 * 256 * 4 * 64 / MIB + 45,
         "batches have different shapes",
     ),
+    "episodes": Case(  # whose number is asked for twice in the steps that are traced
+        """
+model, n, episode = wide(1), 0, 0
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while n < 1000000:
+    n += 1
+    if n % 100 == 0:
+        if episode % 50 == 7: model(torch.zeros(2**14, 4096).cuda())
+        for _ in range(80): step(optimizer, model(torch.randn(4, 4096).cuda()).mean())
+        episode += 1
+""",
+        64 + 512,
+        128 + 512 + 2 * WORKSPACE,
+        "Conditions were taken",
+    ),
     "gathered": Case(  # logits of all samples, in one tensor too, and those of the epoch before
         """
 model = nn.Sequential(nn.Embedding(1000, 64), nn.Linear(64, 1000)).cuda()
