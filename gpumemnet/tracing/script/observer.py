@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from math import inf
 from time import process_time
 from typing import Any, Final
@@ -548,7 +549,7 @@ class ScriptObserver:
         is_enough = (
             (events > most or is_late)
             and seconds > min(MORE_SECONDS, self.more_seconds / 2)
-            and all(self._stepped[optimizer_key(each)] != 1 for each in self._optimizers())
+            and all(self._stepped[self._key(each)] != 1 for each in self._optimizers())
         )
         if not (is_enough or (is_over and not self.progress.has_trained)):
             return
@@ -593,9 +594,9 @@ class ScriptObserver:
             trained = [each for each in held if each.requires_grad or each in optimizer.state]
             known = set(map(id, trained))  # some scripts turn requires_grad off between steps
             frozen += self._state_bytes(optimizer, [each for each in held if id(each) not in known])
-            stepped = self._stepped[optimizer_key(optimizer)]
+            stepped = self._stepped[self._key(optimizer)]
             wraps_another = any(
-                self._stepped[optimizer_key(each)] > stepped
+                self._stepped[self._key(each)] > stepped
                 and {*map(id, optimizer.param_groups)} <= {*map(id, each.param_groups)}
                 for each in self._optimizers()
             )
@@ -644,7 +645,14 @@ class ScriptObserver:
             for each in tensors_in(values)
         )
         held = self.recorder.numbers_of(parameters_of(optimizer))  # as SAM puts back
-        self._states[optimizer_key(optimizer)] = tuple({*numbers}.difference(held))
+        self._states[self._key(optimizer)] = tuple({*numbers}.difference(held))
+
+    def _key(self, optimizer: Optimizer) -> int:
+        """Return the number of an optimizer: that of one in whose place it was made, unless both are
+        there."""
+        key, others = optimizer_key(optimizer), self._optimizers()
+        earlier = takewhile(lambda each: each is not optimizer, others)
+        return key + sum(optimizer_key(each) == key for each in earlier)
 
     def _optimizers(self) -> list[Optimizer]:
         """The optimizers that the script has not dropped."""
@@ -743,10 +751,10 @@ class ScriptObserver:
                 self.device_of(each) == _GPU or hasattr(each, "device_mesh") for each in parameters
             )
             # Without gradients it trains nothing, such as where a script shows its learning rates.
-            self._stepped[optimizer_key(optimizer)] += self._trains_on_gpu or any(
+            self._stepped[self._key(optimizer)] += self._trains_on_gpu or any(
                 each.grad is not None for each in parameters
             )
-        if self._stepped[optimizer_key(optimizer)] <= _STEPS:
+        if self._stepped[self._key(optimizer)] <= _STEPS:
             self._learn_state(optimizer)
         if self.trains_on_host:
             self._stepped_at = self._stepped_at or process_time()

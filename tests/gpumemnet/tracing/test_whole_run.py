@@ -201,6 +201,18 @@ for _ in range(1000):
         4 * 256 * 256 * 4 * 64 / MIB + 45,
         "batches have different shapes",
     ),
+    "beside": Case(  # the state of both optimizers of the same parameters
+        """
+model = wide(1)
+first, second = torch.optim.Adam(model.parameters()), torch.optim.Adam(model.parameters())
+for i in range(1000):
+    if i % 250 == 3:
+        with torch.no_grad(): model(torch.zeros(2**15, 4096).cuda()).cpu()
+    step(first if i < 3 else second, model(torch.randn(4, 4096).cuda()).mean())
+""",
+        64 + 256 + 1024,
+        128 + 256 + 1024 + 2 * WORKSPACE,
+    ),
     "episodes": Case(  # whose number is asked for twice in the steps that are traced
         """
 model, n, episode = wide(1), 0, 0
