@@ -393,9 +393,8 @@ def smallest_limit(
     fails = (
         -(-unlimited.peak_requested_bytes // _STEP_BYTES) - 1
     )  # all requests alive at one moment must be reserved
-    while works and not runs(
-        works
-    ):  # the range of an expandable segment ends with the device, and may be full of holes
+    # The range of an expandable segment ends with the device, and may be full of holes.
+    while works and settings != DEFAULT_SETTINGS and not runs(works):
         fails, works = works, 2 * works
     while works - fails > 1:
         middle = (works + fails) // 2

@@ -69,9 +69,14 @@ def call_on_meta(func: Any, args: Arguments, kwargs: Keywords) -> Any:
         args, kwargs = tree_map_only(torch.Tensor, as_meta, (args, kwargs))
     if func is _GROUPED_PRODUCT and args[0].dtype != torch.bfloat16:
         return _grouped_product(*args, **kwargs)
-    if any(argument.name == "device" for argument in schema(func).arguments):
+    if _takes_device(func):
         kwargs = {**kwargs, "device": torch.device("meta")}
     return func(*args, **kwargs)
+
+
+@cache
+def _takes_device(func: Any) -> bool:
+    return any(argument.name == "device" for argument in schema(func).arguments)
 
 
 def _grouped_product(

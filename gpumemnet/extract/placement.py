@@ -29,7 +29,6 @@ from gpumemnet.extract.known_layouts import (
     KnownLayouts,
     argument_tensors,
     as_meta,
-    call_on_meta,
     written_arguments,
 )
 from gpumemnet.extract.sparse_tensors import result_on_meta
@@ -311,7 +310,7 @@ class KnownValues(DispatchMode):
         """Run an operator on real tensors, unless its result is large, or the host lacks the kernel
         that the GPU has."""
         try:
-            trial = call_on_meta(func, args, named)
+            trial = self._layouts.call(func, args, named)
         except RuntimeError:  # the operator needs values, which are known
             return func(*args, **named)
         made = argument_tensors([trial], {})
