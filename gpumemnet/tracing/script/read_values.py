@@ -15,7 +15,7 @@ import math
 import operator
 from collections.abc import Callable, MutableMapping
 from contextlib import suppress
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Final, Self
 
 import torch
@@ -480,8 +480,8 @@ class ReadValues(MissingValues):
             if any(arg in self._counts for arg in args if isinstance(arg, Tensor)):
                 number = math.prod(filter(None, given))
         elif any((*given, *named, func in _FROM_NOTHING)):
-            with names.unseen():
-                number = func(*(torch.tensor(float(each)) for each in given), **named).item()
+            # What is named may be a tensor, which must not be held.
+            number = (_made_of.__wrapped__ if named else _made_of)(func, *given, **named)
         return number if math.isfinite(number) else 0
 
     def _keep(self, tensor: Tensor, number: float) -> None:
@@ -510,13 +510,17 @@ class ReadValues(MissingValues):
         """Return the share of its elements that a mask selects, which are not 0."""
         if not isinstance(mask, Tensor):
             return bool(_plain(mask))
-        with names.unseen(), suppress(RuntimeError):  # of tensors that torch.vmap computes with
+        with suppress(RuntimeError):  # of tensors that torch.vmap computes with
             # More are made up each time, and no number that is drawn is 0.
-            is_small = mask.numel() <= MOST_NUMBERS and not (
-                mask.is_floating_point() and self.numbers.is_drawn(mask)
+            is_known = (
+                mask.numel() <= MOST_NUMBERS
+                and (self.numbers.makes_up or self.numbers.follows([mask]))
+                and not (mask.is_floating_point() and self.numbers.is_drawn(mask))
             )
-            if is_small and (known := self.numbers.of_mask(mask)) is not None:
-                return int(known.count_nonzero()) / _size(known)
+            if is_known:
+                with names.unseen():
+                    if (known := self.numbers.of_mask(mask)) is not None:
+                        return int(known.count_nonzero()) / _size(known)
         share = self._masks.get(mask, usual)
         return self._decisions.assumptions.selected_share if share is None else share
 
@@ -556,6 +560,12 @@ class ReadValues(MissingValues):
         """Return the largest number of a real tensor; 0 if it has none."""
         with names.unseen():
             return tensor.max().item() if tensor.numel() else 0
+
+
+@cache
+def _made_of(func: Function, *numbers: Any, **named: Any) -> Any:
+    with names.unseen():
+        return func(*(torch.tensor(float(each)) for each in numbers), **named).item()
 
 
 def _size(mask: Tensor) -> int:
