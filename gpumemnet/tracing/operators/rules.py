@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Final
 
 from torch import Tensor
@@ -195,15 +196,16 @@ def scratch(
 def _named(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments by name; the dispatcher omits those that equal their default, so these
     are added."""
+    names, defaults = _parameters(operator)
+    return {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+
+
+@cache
+def _parameters(operator: OpOverload) -> tuple[list[str], dict[str, Any]]:
     arguments = schema(operator).arguments
-    named = {
-        argument.name: argument.default_value
-        for argument in arguments[len(args) :]
-        if argument.has_default_value()
+    return [each.name for each in arguments], {
+        each.name: each.default_value for each in arguments if each.has_default_value()
     }
-    named.update(zip((argument.name for argument in arguments), args, strict=False))
-    named.update(kwargs)
-    return named
 
 
 def exactly(
