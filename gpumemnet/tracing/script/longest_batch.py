@@ -46,6 +46,7 @@ _ITERATOR: Final = TorchName("torch.utils.data:DataLoader._get_iterator")
 _LEVELS: Final = 2
 """How deep in objects of the script the name of a folder is looked for."""
 _LONGEST_NAME: Final = 1024
+_MOST_VALUES: Final = 1000
 AnyLoader = DataLoader[Any]
 _Draw = tuple[int, tuple[Any, ...]]
 """A size, and the states of random numbers that lead to it."""
@@ -203,7 +204,7 @@ def largest_file(names: Sequence[Any], frame: FrameType, seconds: float) -> int:
     """
     if not isinstance(names[0], str | PathLike):
         raise ValueError("no names")
-    known = [*variables_of(frame).values(), *frame.f_globals.values()]
+    known = [*_values(variables_of(frame)), *_values(frame.f_globals)]
     for _ in range(_LEVELS):  # such as the arguments of an object
         known += [inner for each in known for inner in _values(each)]
     texts = (str(each) for each in known if isinstance(each, str | PathLike))
@@ -223,7 +224,8 @@ def _values(owner: Any) -> list[Any]:
     if isinstance(owner, ModuleType):
         return []
     with suppress(Exception):  # an object may answer with an error
-        return [*(owner if isinstance(owner, dict) else vars(owner)).values()]
+        values = (owner if isinstance(owner, dict) else vars(owner)).values()
+        return [*islice(values, _MOST_VALUES)]
     return []
 
 

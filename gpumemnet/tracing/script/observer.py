@@ -455,7 +455,7 @@ class ScriptObserver:
                     self._trains_another = True
                     self._begin_rest()
             make_optimizer(optimizer, *args, **kwargs)
-            self._made_events.setdefault(optimizer_key(optimizer), self.recorder.now())
+            self._made_events.setdefault(self._key(optimizer), self.recorder.now())
 
         handles = [
             register_optimizer_step_pre_hook(self._before_step),
@@ -742,7 +742,7 @@ class ScriptObserver:
         if self._in_engine:
             return
         self._stepping = False
-        self._steppers[self._boundaries + 1].add(optimizer_key(optimizer))
+        self._steppers[self._boundaries + 1].add(self._key(optimizer))
         if self._trained is not None:
             self._trained.stepped(optimizer)
         parameters = parameters_of(optimizer)

@@ -93,11 +93,12 @@ def move_module(
         if type(parameter).to is not Tensor.to:  # it quantizes itself
             own[name] = parameter.to(GPU)  # type: ignore[assignment]  # of its own class
         elif is_sparse(parameter):
-            own[name] = nn.Parameter(parameter.detach().to(GPU), parameter.requires_grad)
+            moved = parameter.detach().to(GPU, dtype)
+            own[name] = nn.Parameter(moved, parameter.requires_grad)
     buffers = own_buffers(module)
     for name, buffer in buffers.items():
         if buffer is not None and is_sparse(buffer):
-            buffers[name] = buffer.to(GPU)
+            buffers[name] = buffer.to(GPU, dtype if buffer.is_floating_point() else None)
     with without_function_modes():  # the script sees a CUDA tensor
         _move_own(module, dtype, layout, observer, numbers)
     for parameter in own.values():

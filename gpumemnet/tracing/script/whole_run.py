@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from gpumemnet.allocator import signed_bytes
+from gpumemnet.allocator import EMPTY_CACHE, signed_bytes
 from gpumemnet.extract.module_calls import tensors_in
 from gpumemnet.sandbox.process import alarm_waits
 from gpumemnet.torch_private.names import TorchName, replaced
@@ -170,7 +170,7 @@ class WholeRun:
 
 def kept_tensors(events: Sequence[int]) -> int:
     """Return how many more tensors are on the GPU after events than before."""
-    return sum(1 if event >= 0 else -1 for event in events)
+    return sum(1 if event >= 0 else -1 for event in events if event != EMPTY_CACHE)
 
 
 def grown_bytes(timeline: Timeline, step: int = -2) -> int:
