@@ -141,9 +141,6 @@ def _move_own(
             if isinstance(value, Tensor) and value.grad_fn is not None
         }
     )
-    if isinstance(module, nn.RNNBase):  # weak references forbid a swap
-        weights = vars(module)["_flat_weights_names"]
-        vars(module)["_flat_weight_refs"] = [None] * len(weights)
     for name, parameter in own.items():
         if parameter is None or is_sparse(parameter):
             continue

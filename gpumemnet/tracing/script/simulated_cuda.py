@@ -8,6 +8,7 @@ stream is not reused by the rest of the step.
 from __future__ import annotations
 
 import os
+import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -15,6 +16,7 @@ from functools import partial, wraps
 from itertools import count
 from types import SimpleNamespace, TracebackType
 from typing import Any, Final
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -432,4 +434,6 @@ def swap_for_meta(tensor: Tensor, fresh: Tensor) -> None:
     if type(put) is Tensor and kind is not Tensor:
         put = names.of_class(put, kind, tensor.requires_grad)
     vars(put).update(vars(tensor))
-    torch.utils.swap_tensors(tensor, put)  # type: ignore[no-untyped-call]
+    # Weak references, which PyTorch forbids, stay valid.
+    with patch.object(weakref, "getweakrefs", lambda referred: []):
+        torch.utils.swap_tensors(tensor, put)  # type: ignore[no-untyped-call]

@@ -11,7 +11,8 @@ import pytest
 from gpumemnet.units import MIB
 from tests.gpumemnet.tracing import script_child
 
-STEP = """import io, math, os, pickle, torch
+STEP = """import io, math, os, pickle, torch, weakref
+import numpy as np
 os.environ["CUDA_VISIBLE_DEVICES"] = "2,3"
 assert torch.cuda.device_count() == 2
 os.environ["CUDA_VISIBLE_DEVICES"] = "0"
@@ -74,6 +75,8 @@ with torch.cuda.graph(torch.cuda.CUDAGraph()): bits + 1
 sparse = torch.eye(4).to_sparse().cuda()
 assert len((sparse + sparse).coalesce().values()) == 4 and model.weight[:2].to_sparse()._nnz() == 512
 held = nn.Linear(4, 4)
+same = weakref.ref(held.weight)  # as averages of weights have it
+assert held.cuda(np.int64(0)).weight is same() and same().is_cuda and torch.device(np.int64(0)).type == "cuda"
 held.adjacency = nn.Parameter(torch.eye(4).to_sparse(), requires_grad=False)
 held.register_buffer("graph", torch.eye(4).to_sparse())
 assert len(held.cuda().adjacency.coalesce().values()) == 4
