@@ -306,6 +306,7 @@ DISPATCH_KEY: Final = TorchName("torch._C:DispatchKey")
 """To reach the kernel behind one of our own."""
 _INFERENCE_MODE: Final = TorchName("torch:inference_mode.__enter__")
 """To keep what is ahead of autograd in inference mode."""
+_SET_GRADIENTS: Final[Function] = torch._C._set_grad_enabled
 
 if TYPE_CHECKING:
     from torch._C import DispatchKeySet
@@ -412,8 +413,8 @@ def below_autograd() -> AbstractContextManager[object]:
 def overriding_kernels(kernels: Mapping[Any, Function]) -> Iterator[None]:
     """Context in which operators run other kernels on meta tensors, ahead of autograd.
 
-    The inference mode of scripts only turns gradients off, and within it they can be turned on:
-    PyTorch's leaves out what is ahead of autograd, which autocast on a GPU is not.
+    PyTorch's inference mode leaves out what is ahead of autograd, which autocast on a GPU is not, so
+    another one takes its place.
 
     Args:
         kernels: by ``OpOverload``; called as ``kernel(original, *args, **kwargs)``, where
@@ -425,14 +426,35 @@ def overriding_kernels(kernels: Mapping[Any, Function]) -> Iterator[None]:
             library.impl(
                 operator, _with_original(operator, kernel), "AutogradMeta", with_keyset=True
             )
-        with replaced([(_INFERENCE_MODE, _without_gradients)]):
+        with replaced([(_INFERENCE_MODE, _enter_inference_mode)]):
             yield
     finally:
         library._destroy()
 
 
-def _without_gradients(context: Any) -> None:
-    context._inference_mode_context = torch.set_grad_enabled(not context.mode)
+class _InferenceMode:
+    """What :class:`torch.inference_mode` enters in place of PyTorch's: nothing turns gradients on
+    within it."""
+
+    def __init__(self, mode: bool) -> None:
+        self._before = torch.is_grad_enabled()
+        _set_gradients(not mode)
+        set_within = (lambda mode: None) if mode else _SET_GRADIENTS
+        self._patch = patch.object(torch._C, "_set_grad_enabled", set_within)
+        self._patch.start()
+
+    def __exit__(self, *args: object) -> None:
+        self._patch.stop()
+        _set_gradients(self._before)
+
+
+def _set_gradients(mode: bool) -> None:
+    with without_function_modes():  # which would look the function up by its name
+        _SET_GRADIENTS(mode)
+
+
+def _enter_inference_mode(context: Any) -> None:
+    context._inference_mode_context = _InferenceMode(context.mode)
 
 
 def _with_original(operator: Any, kernel: Function) -> Function:

@@ -39,6 +39,7 @@ assert pickle.loads(pickle.dumps(torch.cuda.device_count))() == 2
 assert (open.__name__, print.__name__) == ("open", "print")
 model = nn.Linear(256, 256).cuda()
 with torch.inference_mode(): score = model.bias.sum()
+with torch.inference_mode(), torch.enable_grad(): assert not model(torch.ones(2, 256).cuda()).requires_grad
 with torch.inference_mode(), torch.autocast("cuda"): assert model(torch.ones(2, 256).cuda()).dtype == torch.half
 float(score)
 assert not torch.equal(model.weight, model.bias)
