@@ -1,11 +1,11 @@
 """Numbers that a script draws while it trains, such as the size of a crop, a length, or whether a
 branch is taken this time.
 
-Few steps are traced, and the largest number that a long training draws is in none of them.  So after
-the first steps, each place that draws gets the largest of many draws in the first step that asks
-there, the smallest in the second one, and what comes in the next two, and so on.  Only its first draw
-of a step is meant: where many are added up, they do not all become large.  What a data set draws is
-looked at with its samples (:mod:`~gpumemnet.tracing.script.longest_batch`).
+Few steps are traced, and the largest number that a long training draws is in none of them. So each
+place that draws gets the largest of many draws in the first step that asks there after the first
+ones. It gets the smallest in the next step that asks, what comes in two more, and so on. Only its
+first draw of a step is meant: where many are added up, they do not all become large. What a data
+set draws is looked at with its samples (:mod:`~gpumemnet.tracing.script.longest_batch`).
 """
 
 from __future__ import annotations
@@ -41,19 +41,24 @@ def extreme_draws(progress: Progress) -> Function:
     """Place → the steps at which it has drawn."""
 
     def drawn_by(draw: Function, *args: Any, **named: Any) -> Any:
-        drawn, frame, step = draw(*args, **named), sys._getframe(2), progress.trained()[0]
+        drawn = draw(*args, **named)
+        if not progress.has_stepped:
+            return drawn
+        frame, step = sys._getframe(2), progress.trained()[0]
         steps = asked[frame.f_code, frame.f_lasti]
-        if steps[-1:] == [step] or not progress.has_stepped:
+        if steps[-1:] == [step]:
             return drawn
         steps.append(step)
         choose = None if makes_sample() else {1: max, 2: min}.get(len(steps) % 4)
+        if choose is None:
+            return drawn
+        states = random_states()
         with unseen(), suppress(Exception):  # something may be drawn that is no number
-            if choose and np.asarray(drawn).size <= LARGEST:
-                states = random_states()
+            if np.asarray(drawn).size <= LARGEST:
                 has_time = time_to_read(0.1)  # many probabilities take long
                 others = (draw(*args, **named) for _ in range(1000) if has_time())
                 drawn = choose(others, key=lambda each: np.asarray(each).sum(), default=drawn)
-                set_random_states(states)
+        set_random_states(states)
         return drawn
 
     return drawn_by
