@@ -652,7 +652,9 @@ class ScriptObserver:
         there."""
         key, others = optimizer_key(optimizer), self._optimizers()
         earlier = takewhile(lambda each: each is not optimizer, others)
-        return key + sum(optimizer_key(each) == key for each in earlier)
+        # A key looks at all parameters; few optimizers begin with the same one.
+        alike = (each for each in earlier if _first(each) is _first(optimizer))
+        return key + sum(optimizer_key(each) == key for each in alike)
 
     def _optimizers(self) -> list[Optimizer]:
         """The optimizers that the script has not dropped."""
@@ -765,6 +767,11 @@ class ScriptObserver:
         if optimizer is self._boundary() and self._started:
             self._end_step()
         self._begin("forward")
+
+
+def _first(optimizer: Optimizer) -> Any:
+    """The first parameter of an optimizer."""
+    return next((each for group in optimizer.param_groups for each in group["params"]), None)
 
 
 def _given(arguments: Any) -> list[Tensor]:
