@@ -221,9 +221,9 @@ class Client:
         Args:
             job: the job; its own batch size does not matter.
             options: ``gpu``, where the job is to run, such as ``A100`` or ``A100/3g.20gb``;
-                ``free_mib``, memory free there now, that of an empty one unless given; ``coverage``, the share of jobs that stay below a
-                limit; ``encoder``, ``mlp`` or ``transformer``; and ``max_batch``, the largest batch
-                size to look at.
+                ``free_mib``, memory free there now, that of an empty one unless given;
+                ``coverage``, the share of jobs that stay below a limit; ``encoder``, ``mlp`` or
+                ``transformer``; and ``max_batch``, the largest batch size to look at.
 
         Raises:
             ServiceError: as :meth:`predict`.
@@ -241,10 +241,9 @@ class Client:
         Args:
             observed: ``prediction_id``, the id of the prediction that the job was scheduled with, or
                 else ``job`` and ``gpu``; ``source``, who measured, such as ``nvml_process`` or
-                ``slurm_gpumem``; ``peak_bytes``, the most that it took; ``oom``,
-                whether it ran out of memory: it needed more than the peak and the limit;
-                ``limit_bytes``, the memory that it could have had; ``observed_at``,
-                a datetime with its time zone; and ``idempotency_key``: the same observation sent
+                ``slurm_gpumem``; ``peak_bytes``, the most that it took; ``oom``, whether it ran out
+                of memory: it needed more than the peak and the limit; ``limit_bytes``, the memory
+                that it could have had; ``observed_at``, a datetime with its time zone; and ``idempotency_key``: the same observation sent
                 again under the same key is stored once.
 
         Raises:

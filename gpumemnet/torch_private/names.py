@@ -180,7 +180,7 @@ def storage_of(tensor: Tensor) -> torch.UntypedStorage:
     """The storage of a tensor, of a sparse one that of its first part."""
     try:
         return tensor.untyped_storage()
-    except NotImplementedError:
+    except NotImplementedError:  # it has none of its own
         if is_sparse(tensor):
             return storage_of(dense_parts(tensor)[0])
         # One of the tensors that torch.vmap computes with.

@@ -335,10 +335,9 @@ def _made_anew(function: ast.FunctionDef) -> frozenset[str]:
         return frozenset()
     names = [each for each in nodes if isinstance(each, ast.Name) and hasattr(each, "lineno")]
     first: dict[str, bool] = {}
+    # Of one line, what stands on the right is read before what stands on the left is assigned.
     for each in sorted(names, key=lambda name: (name.lineno, -name.col_offset)):
-        first.setdefault(
-            each.id, isinstance(each.ctx, ast.Store)
-        )  # what is read after it is its own
+        first.setdefault(each.id, isinstance(each.ctx, ast.Store))
     outer = {
         name for each in nodes if isinstance(each, ast.Global | ast.Nonlocal) for name in each.names
     }

@@ -103,7 +103,7 @@ _COMPARES: Final = (
     "on the same device",
 )
 """In errors of functions that compare the devices of their arguments."""
-_INDEXES: Final = (int, np.int32, np.int64)
+_GPU_NUMBERS: Final = (int, np.int32, np.int64)
 """Types of the number of a GPU."""
 _ZERO: Final = torch.zeros(())
 _DRAWS: Final = {
@@ -269,7 +269,7 @@ class GpuRequests(TorchFunctionMode):
             isinstance(arg, Tensor) and self._observer.device_of(arg) == GPU for arg in args
         ):
             args = tuple(self._meta_on_gpu(arg) if isinstance(arg, Tensor) else arg for arg in args)
-        if func is torch.device and args and type(args[0]) in _INDEXES:
+        if func is torch.device and args and type(args[0]) in _GPU_NUMBERS:
             return torch.device("cuda", int(args[0]))
         device = named.get("device")
         if device is None and self.default_device != _HOST and func in self._constructors:
@@ -622,9 +622,9 @@ def parse_target(
             device, dtype = observer.device_of(value), value.dtype
         elif isinstance(value, torch.dtype):
             dtype = value
-        elif isinstance(value, str | torch.device) or (type(value) in _INDEXES):
+        elif isinstance(value, str | torch.device) or (type(value) in _GPU_NUMBERS):
             device = value
-    if type(device) in _INDEXES:
+    if type(device) in _GPU_NUMBERS:
         device = GPU
     copies = bool(named.get("copy", False))
     return (None if device is None else torch.device(device)), dtype, copies

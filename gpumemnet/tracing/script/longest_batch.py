@@ -1,5 +1,6 @@
 """Which batch of a data loader is the longest, from the sizes of the samples that there is time to
-read, and from draws where a data set or a collate function draws them."""
+read, and from draws where a data set or a collate function draws them; and which of the files that a
+script goes through is the largest."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ _ITERATOR: Final = TorchName("torch.utils.data:DataLoader._get_iterator")
 _LEVELS: Final = 2
 """How deep in objects of the script the name of a folder is looked for."""
 _LONGEST_NAME: Final = 1024
+"""Characters of a text that may be such a name."""
 _MOST_VALUES: Final = 1000
+"""Values of one dictionary or object that are looked at for it."""
 AnyLoader = DataLoader[Any]
 _Draw = tuple[int, tuple[Any, ...]]
 """A size, and the states of random numbers that lead to it."""
