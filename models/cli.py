@@ -171,8 +171,11 @@ def retrain(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Train and judge, but do not change the registry.")
     ] = False,
-    challenger: Annotated[
-        bool, typer.Option("--challenger", help="Make a better release challenger, not champion.")
+    without_promotion: Annotated[
+        bool,
+        typer.Option(
+            "--without-promotion", help="Leave it to a person to promote a better release."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -205,7 +208,7 @@ def retrain(
         seed=seed,
         epochs=epochs,
         is_dry_run=dry_run,
-        as_challenger=challenger,
+        promotes=not without_promotion,
     )
     try:
         with progress_bar("retraining") as progress:

@@ -110,11 +110,6 @@ class ServedRelease:
         """The name of the served release."""
         return self.api.release
 
-    @property
-    def challenger(self) -> str | None:
-        """The challenger that the registry names."""
-        return self._aliases.challenger
-
     def follow(self) -> None:
         """Serve the release that the registry's aliases name.
 

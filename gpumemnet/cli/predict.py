@@ -1,5 +1,4 @@
-"""``gpumemnet predict`` and ``gpumemnet models``: predict the memory of jobs in a file, and list the
-bundles that do so."""
+"""``gpumemnet predict``: predict the memory of jobs in a file."""
 
 from __future__ import annotations
 
@@ -15,8 +14,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from gpumemnet.cli.options import AsJson, Bundles, ContextMib, Coverage, Encoder, Gpu, input_file
-from gpumemnet.cli.output import UNKNOWN_SEARCH, print_facts, print_json, print_table
+from gpumemnet.cli.options import Bundles, ContextMib, Coverage, Encoder, Gpu, input_file
+from gpumemnet.cli.output import UNKNOWN_SEARCH, print_facts, print_table
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu import VERDICT_TEXTS
 from gpumemnet.job.training_job import TrainingJob
@@ -24,7 +23,6 @@ from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 from gpumemnet.units import MIB, ceil_mib, format_bytes
 
 if TYPE_CHECKING:
-    from gpumemnet.predict.bundle import Bundle
     from gpumemnet.predict.distribution import BinScheme
     from gpumemnet.predict.gpu_fit import Fit
     from gpumemnet.predict.largest_batch import BatchSizes
@@ -293,34 +291,3 @@ def _bin_text(bins: BinScheme, index: int) -> str:
     if upper_bytes is None:
         return f"above {format_bytes(lower_bytes)}"
     return f"{lower_bytes // MIB:,} – {upper_bytes // MIB:,} MiB"
-
-
-def models(
-    bundle: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="FOLDER", help="Bundle folders; the shipped ones by default."),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """List the shipped bundles, and check their checksums."""
-    from gpumemnet.predict.bundle import load_bundles
-
-    bundles = load_bundles(*bundle or ())
-    if as_json:
-        print_json([{**one.card.document, "sha256": one.sha256} for one in bundles])
-        return
-    console = Console()
-    for one in bundles:
-        print_facts(console, f"{one.card.name}, version {one.card.version}", _card_facts(one))
-
-
-def _card_facts(bundle: Bundle) -> list[tuple[str, str]]:
-    card, data = bundle.card, bundle.card.document.get("training_data", {})
-    rows = f"{data.get('rows', 0):,} {data.get('provenance', '')} jobs"
-    return [
-        ("predicts", f"{', '.join(card.families)} jobs on any GPU"),
-        ("trained on", f"{rows}: {data.get('description', '')}"),
-        *((name, str(data[name])) for name in ("licence", "credit") if name in data),
-        ("sha256", bundle.sha256),
-        ("folder", bundle.source),
-    ]

@@ -1,5 +1,4 @@
-"""``gpumemnet releases``: keeps bundles in a registry and selects the champion and the
-challenger."""
+"""``gpumemnet releases``: keeps bundles in a registry and selects the champion."""
 
 from __future__ import annotations
 
@@ -14,7 +13,6 @@ from rich.console import Console
 from gpumemnet.cli.commands import App
 from gpumemnet.cli.options import AsJson
 from gpumemnet.cli.output import print_facts, print_json, print_result, print_table
-from gpumemnet.errors import RegistryError
 from gpumemnet.predict.bundle import load_bundles
 from gpumemnet.site.releases import Aliases, Registry, existing_registry
 
@@ -44,7 +42,7 @@ def _releases() -> None:
 
 @app.command("list")
 def list_releases(registry: Folder, as_json: AsJson = False) -> None:
-    """List releases, champion, challenger, and the champions so far."""
+    """List releases, the champion, and the champions so far."""
     store = existing_registry(registry)
     aliases, releases = store.aliases(), store.releases()
     if as_json:
@@ -57,12 +55,11 @@ def list_releases(registry: Folder, as_json: AsJson = False) -> None:
 
 def _show(registry: Path, aliases: Aliases, releases: Any) -> None:
     console = Console()
-    roles = {aliases.challenger: "challenger", aliases.champion: "champion"}
     columns = ("release", "is", "bundles", "made", "from", "note")
     rows = [
         (
             release.name,
-            roles.get(release.name, ""),
+            "champion" if release.name == aliases.champion else "",
             len(release.bundles),
             (release.created or "")[:16].replace("T", " "),
             release.parent or "",
@@ -96,32 +93,13 @@ def add(
 @app.command("promote")
 def promote(
     registry: Folder,
-    release: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="RELEASE",
-            help="Name of the release. Without it, --challenger removes the challenger.",
-        ),
-    ] = None,
-    challenger: Annotated[
-        bool,
-        typer.Option(
-            "--challenger",
-            help="Make it challenger: the next champion, which does not predict yet.",
-        ),
-    ] = False,
+    release: Annotated[str, typer.Argument(metavar="RELEASE", help="Name of the release.")],
     reason: Reason = "",
     as_json: AsJson = False,
 ) -> None:
     """Make a release champion: it predicts from now on."""
     store = existing_registry(registry)
-    if challenger:
-        aliases = store.set_challenger(release)
-    elif release is not None:
-        aliases = store.set_champion(release, by=_user(), reason=reason)
-    else:
-        raise RegistryError("name a release")
-    _print_aliases(aliases, as_json)
+    _print_aliases(store.set_champion(release, by=_user(), reason=reason), as_json)
 
 
 @app.command("rollback")
@@ -131,8 +109,7 @@ def rollback(registry: Folder, reason: Reason = "", as_json: AsJson = False) -> 
 
 
 def _print_aliases(aliases: Aliases, as_json: bool) -> None:
-    line = f"champion {aliases.champion}, challenger {aliases.challenger or 'none'}"
-    print_result(asdict(aliases), line, as_json=as_json)
+    print_result(asdict(aliases), f"champion {aliases.champion}", as_json=as_json)
 
 
 def _user() -> str:

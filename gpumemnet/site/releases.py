@@ -4,13 +4,12 @@
 
     bundles/<sha256>/        model.onnx, card.json, SHA256SUMS: named by their content and never
     changed releases/<release>.json  the bundles that answer together, and where they come from
-    aliases.json             which release is the champion and which the challenger, and the
-    champions so far
+    aliases.json             which release is the champion, and the champions so far
 
 A *release* is the unit that is put into service: one bundle for each encoder.  The release
-``shipped`` is the bundles of the package; it is always there and has no files.  Champion and
-challenger are aliases, as in MLflow's registry. Writers hold a lock and replace whole files, so that
-a reader needs no lock and a killed writer leaves nothing that can be read.
+``shipped`` is the bundles of the package; it is always there and has no files.  The champion is an
+alias, as in MLflow's registry. Writers hold a lock and replace whole files, so that a reader needs
+no lock and a killed writer leaves nothing that can be read.
 """
 
 from __future__ import annotations
@@ -92,10 +91,9 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aliases:
-    """Champion, challenger, and every champion so far, the oldest first."""
+    """The champion, and every champion so far, the oldest first."""
 
     champion: str = SHIPPED
-    challenger: str | None = None
     history: tuple[Change, ...] = ()
 
     @property
@@ -124,13 +122,13 @@ class Registry:
 
     @property
     def aliases_file(self) -> Path:
-        """The file that changes whenever the champion or the challenger changes."""
+        """The file that changes whenever the champion changes."""
         return self.folder / ALIASES_FILE
 
     # reading
 
     def aliases(self) -> Aliases:
-        """Champion and challenger; the shipped release is champion until another is chosen.
+        """The champion and those before it; the shipped release is champion until another is chosen.
 
         Raises:
             RegistryError: when the file is damaged.
@@ -139,15 +137,13 @@ class Registry:
         if document is None:
             return Aliases()
         try:
-            challenger = document["challenger"]
             return Aliases(
                 champion=_checked_name(document["champion"]),
-                challenger=None if challenger is None else _checked_name(challenger),
                 history=tuple(Change(**change) for change in document["history"]),
             )
         except (KeyError, TypeError, RegistryError):
             raise RegistryError(
-                f"{self.aliases_file}: damaged: it must name a champion, a challenger or null, and a history"
+                f"{self.aliases_file}: damaged: it must name a champion and a history"
             ) from None
 
     def releases(self) -> tuple[Release, ...]:
@@ -262,7 +258,7 @@ class Registry:
     def set_champion(
         self, name: str, *, by: str, reason: str, instead_of: str | None = None
     ) -> Aliases:
-        """Make the release ``name`` champion; if it was the challenger, there is none afterwards.
+        """Make the release ``name`` champion.
 
         Args:
             name: the release.
@@ -283,27 +279,6 @@ class Registry:
                     f"{aliases.champion!r} has become champion in place of {instead_of!r} meanwhile: try again"
                 )
             return aliases if aliases.champion == name else self._appoint(aliases, name, by, reason)
-
-    def set_challenger(self, name: str | None) -> Aliases:
-        """Make the release ``name`` challenger, which does not answer yet; ``None`` removes the
-        challenger.
-
-        Raises:
-            UnknownReleaseError: when there is no such release.
-            RegistryError: when it is the champion.
-            BundleError: when one of its bundles is missing or altered.
-        """
-        with self._writing():
-            if name is not None:
-                self.load(name)
-            aliases = self.aliases()
-            if name == aliases.champion:
-                raise RegistryError(
-                    f"the release {name!r} is the champion: a challenger is another release"
-                )
-            return self._write(
-                Aliases(champion=aliases.champion, challenger=name, history=aliases.history)
-            )
 
     def rollback(self, *, by: str, reason: str) -> Aliases:
         """Make the previous champion champion again.
@@ -328,14 +303,9 @@ class Registry:
             Change(champion=SHIPPED, since=_now(), by="", reason="the bundles of the package"),
         )
         change = Change(champion=name, since=_now(), by=by, reason=reason, is_rollback=is_rollback)
-        challenger = None if aliases.challenger == name else aliases.challenger
-        return self._write(
-            Aliases(champion=name, challenger=challenger, history=(*history, change)[-MAX_HISTORY:])
-        )
-
-    def _write(self, aliases: Aliases) -> Aliases:
-        replace_file(self.aliases_file, _document(asdict(aliases)))
-        return aliases
+        made = Aliases(champion=name, history=(*history, change)[-MAX_HISTORY:])
+        replace_file(self.aliases_file, _document(asdict(made)))
+        return made
 
     def _add(self, bundle: Bundle) -> Bundle:
         folder = self._bundle_folder(bundle.sha256)

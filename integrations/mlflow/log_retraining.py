@@ -65,7 +65,7 @@ def log_retraining(report: Path, uri: str, registry: Registry | None) -> str:
     run = _run(client, experiment, RUN_TAG, document["run"], report.parent.name)
     _log(client, run, report, document)
     if registry is not None:
-        _set_aliases(client, experiment, registry, document, run)
+        _set_champion(client, experiment, registry, document, run)
     return f"run {run} in {_shown(uri)}"
 
 
@@ -120,10 +120,10 @@ def _numbers(value: Any, path: str) -> Iterator[tuple[str, float]]:
         yield _name(path[1:]), float(value)
 
 
-def _set_aliases(
+def _set_champion(
     client: Any, experiment: str, registry: Registry, document: dict[str, Any], run: str
 ) -> None:
-    """Let champion and challenger point at the versions that hold the registry's.
+    """Let the alias champion point at the version that holds the registry's champion.
 
     Args:
         client: of MLflow.
@@ -134,26 +134,22 @@ def _set_aliases(
     """
     if not client.search_registered_models(f"name = '{MODEL}'", max_results=1):
         client.create_registered_model(MODEL, description="Releases of gpumemnet's bundles")
-    aliases = registry.aliases()
-    for alias, name in (("champion", aliases.champion), ("challenger", aliases.challenger)):
-        if name is None:
-            client.delete_registered_model_alias(MODEL, alias)
-            continue
-        bundles = registry.load(name)
-        digest = release_digest(bundles)
-        is_it = f"name = '{MODEL}' and tags.`{DIGEST_TAG}` = '{digest}'"
-        found = client.search_model_versions(f"{is_it} and tags.`{RELEASE_TAG}` = '{name}'")
-        if not found:
-            is_made = name == document["release"]
-            own = run if is_made else _run(client, experiment, RELEASE_TAG, name, f"release {name}")
-            client.log_dict(own, asdict(registry.release(name)), "release/release.json")
-            for bundle in bundles:
-                client.log_artifacts(own, bundle.source, f"release/bundles/{bundle.sha256}")
-            source = f"{client.get_run(own).info.artifact_uri}/release"
-            tags = {RELEASE_TAG: name, DIGEST_TAG: digest}
-            found = [client.create_model_version(MODEL, source, own, tags=tags)]
-            client.set_terminated(own, "FINISHED")
-        client.set_registered_model_alias(MODEL, alias, found[0].version)
+    name = registry.aliases().champion
+    bundles = registry.load(name)
+    digest = release_digest(bundles)
+    is_it = f"name = '{MODEL}' and tags.`{DIGEST_TAG}` = '{digest}'"
+    found = client.search_model_versions(f"{is_it} and tags.`{RELEASE_TAG}` = '{name}'")
+    if not found:
+        is_made = name == document["release"]
+        own = run if is_made else _run(client, experiment, RELEASE_TAG, name, f"release {name}")
+        client.log_dict(own, asdict(registry.release(name)), "release/release.json")
+        for bundle in bundles:
+            client.log_artifacts(own, bundle.source, f"release/bundles/{bundle.sha256}")
+        source = f"{client.get_run(own).info.artifact_uri}/release"
+        tags = {RELEASE_TAG: name, DIGEST_TAG: digest}
+        found = [client.create_model_version(MODEL, source, own, tags=tags)]
+        client.set_terminated(own, "FINISHED")
+    client.set_registered_model_alias(MODEL, "champion", found[0].version)
 
 
 def _name(path: str) -> str:

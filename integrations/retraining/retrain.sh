@@ -8,7 +8,7 @@
 #   RETRAIN_METRICS         file for node_exporter's textfile collector, ending in .prom
 #   PYTHON                  the Python that gpumemnet[service,train] is installed for (python3)
 #
-# Arguments go to `gpumemnet retrain`, such as --challenger or --dry-run.
+# Arguments go to `gpumemnet retrain`, such as --without-promotion or --dry-run.
 #
 # Exit code: 0 promoted, 10 nothing to do or nothing better, 2 something to mend, 1 a failure, or another turn is still at work.
 # It prints, and so cron mails, when something was promoted or went wrong.  RETRAIN_FOLDER/retrain.log has a line for every turn,

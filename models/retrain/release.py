@@ -43,21 +43,22 @@ def put_into_service(request: Request, document: Document, report: Path, champio
         return outcome(NOTHING_BETTER, f"{why}: {champion} stays champion")
     candidates = document["candidates"]
     models = ", ".join(candidate["name"] for candidate in candidates)
-    alias = "challenger" if request.as_challenger else "champion"
+    place = "champion" if request.promotes else "a release for a person to promote"
     if request.registry is None:  # a dry run
-        return outcome(PROMOTED, f"{models}: better; in a registry {name} would be {alias}", name)
+        return outcome(PROMOTED, f"{models}: better; in a registry {name} would be {place}", name)
     registry = Registry(request.registry)
     aliases = registry.aliases()
     withdrawal = _withdrawal_of(registry, aliases, document, champion)
-    if withdrawal and not request.as_challenger:
+    if withdrawal and request.promotes:
         sentence = f"{withdrawal.champion} was champion since {withdrawal.since} and was taken back: its data promote nothing again"
         return outcome(NOTHING_BETTER, sentence, name)
-    if request.as_challenger and aliases.challenger == name:
-        return outcome(NOTHING_BETTER, f"{name} is challenger already", name)
+    is_made = name in (release.name for release in registry.releases())
+    if is_made and not request.promotes:
+        return outcome(NOTHING_BETTER, f"{name} waits to be promoted already", name)
     if request.is_dry_run:
         return outcome(
             PROMOTED,
-            f"{models}: better; a dry run changes nothing, else {name} would be {alias}",
+            f"{models}: better; a dry run changes nothing, else {name} would be {place}",
             name,
         )
     folders = [request.work / candidate["folder"] for candidate in candidates]
@@ -76,11 +77,9 @@ def put_into_service(request: Request, document: Document, report: Path, champio
             note=f"retrained: {models}"[:200],
         )
     reason = "; ".join(document["reasons"])[:900]
-    if request.as_challenger:
-        registry.set_challenger(name)
-    else:
+    if request.promotes:
         registry.set_champion(name, by=MADE_BY, reason=reason, instead_of=champion)
-    return outcome(PROMOTED, f"{name} is {alias}: {models}", name)
+    return outcome(PROMOTED, f"{name} is {place}: {models}", name)
 
 
 def _withdrawal_of(
@@ -145,7 +144,7 @@ class Request:
         encoders: which classifiers to train; the champion keeps the other.
         seed, epochs: of the plans; their own epochs unless given.
         is_dry_run: whether the registry is left alone.
-        as_challenger: whether what is better becomes challenger and not champion.
+        promotes: whether what is better becomes champion.
     """
 
     datasets: tuple[Path, ...]
@@ -156,7 +155,7 @@ class Request:
     seed: int = 0
     epochs: int | None = None
     is_dry_run: bool = False
-    as_challenger: bool = False
+    promotes: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -169,4 +169,4 @@ class _MetricsHandler:
 
 def _models(serving: ServedRelease) -> Document:
     api = serving.api
-    return {"release": api.release, "challenger": serving.challenger, "models": api.models()}
+    return {"release": api.release, "models": api.models()}

@@ -235,8 +235,6 @@ class Models(Schema):
 
     release: str
     """the served release (the champion)"""
-    challenger: str | None
-    """the release that the registry names as the next champion, if there is one"""
     models: list[ModelDetails]
 
 

@@ -138,11 +138,11 @@ def test_how_the_commands_are_called(turn: Turn) -> None:
         "RETRAIN_METRICS": "/var/lib/a b.prom",
         "PYTHON": str(turn.folder / "bin" / "python3"),
     }
-    assert turn.run("--challenger", "--dataset", "two words.parquet", **more)[0] == 0
+    assert turn.run("--without-promotion", "--dataset", "two words.parquet", **more)[0] == 0
     assert turn.calls[3:] == [
         f"{EXPORT_CALL} --since 2026-01-31",
         f"{DRIFT_CALL} --metrics /var/lib/a b.prom",
-        f"-m gpumemnet retrain --observations site.parquet --work {work} --challenger --dataset two words.parquet",
+        f"-m gpumemnet retrain --observations site.parquet --work {work} --without-promotion --dataset two words.parquet",
     ]
     assert len(turn.log) == 2
     assert (work / "last-turn.txt").read_text().count("the models have spoken") == 1

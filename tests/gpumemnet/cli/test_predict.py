@@ -79,13 +79,6 @@ def test_a_bad_line_is_numbered(tmp_path: Path, capfd: pytest.CaptureFixture[str
     assert "error: line 3, optimizer: must be one of" in capfd.readouterr().err
 
 
-def test_models_name_their_data_and_its_licence(printed: Printed) -> None:
-    assert "CC BY 4.0" in printed("models")
-    for card in json.loads(printed("models", "--json")):
-        assert card["training_data"]["rows"] > 0
-        assert len(card["sha256"]) == 64
-
-
 def test_what_holds_a_job_and_its_largest_batch(
     printed: Printed, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

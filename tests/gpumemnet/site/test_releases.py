@@ -1,4 +1,4 @@
-"""The registry: always complete, with killed and with parallel writers; champion, challenger and
+"""The registry: always complete, with killed and with parallel writers; champion and
 rollback."""
 
 import json
@@ -33,11 +33,7 @@ def registry(tmp_path: Path) -> Registry:
 
 
 def test_without_files_the_shipped_release_is_champion(registry: Registry) -> None:
-    assert (
-        registry.aliases().champion,
-        registry.aliases().challenger,
-        registry.aliases().previous,
-    ) == (SHIPPED, None, None)
+    assert (registry.aliases().champion, registry.aliases().previous) == (SHIPPED, None)
     assert [release.name for release in registry.releases()] == [SHIPPED]
     assert [bundle.sha256 for bundle in registry.load(SHIPPED)] == [
         bundle.sha256 for bundle in shipped_bundles()
@@ -48,7 +44,7 @@ def test_without_files_the_shipped_release_is_champion(registry: Registry) -> No
 
 @pytest.mark.parametrize(
     "command",
-    ["list", "rollback", "promote shipped", "promote --challenger"],
+    ["list", "rollback", "promote shipped"],
 )
 def test_a_misspelt_folder_is_said_and_not_made(tmp_path: Path, command: str) -> None:
     for folder in (
@@ -99,13 +95,11 @@ def test_adding_a_bundle_twice_changes_nothing(registry: Registry, tmp_path: Pat
     assert [path.stat().st_mode & 0o222 for path in folder.iterdir()] == [0, 0, 0]
 
 
-def test_champions_challengers_and_the_way_back(registry: Registry, tmp_path: Path) -> None:
+def test_champions_and_the_way_back(registry: Registry, tmp_path: Path) -> None:
     for name in ("r1", "r2", "r3"):
         add_release(registry, tmp_path, name)
-    registry.set_challenger("r1")
-    assert registry.aliases().challenger == "r1"
     aliases = registry.set_champion("r1", by="ada", reason="better on CNNs")
-    assert (aliases.champion, aliases.challenger, aliases.previous) == ("r1", None, SHIPPED)
+    assert (aliases.champion, aliases.previous) == ("r1", SHIPPED)
     assert aliases == registry.aliases()
     registry.set_champion("r2", by="ada", reason="")
     assert registry.set_champion("r2", by="bob", reason="again") == registry.aliases()
@@ -121,10 +115,6 @@ def test_champions_challengers_and_the_way_back(registry: Registry, tmp_path: Pa
     assert [change.is_rollback for change in registry.aliases().history] == [False] * 3 + [
         True
     ] * 2 + [False]
-    with pytest.raises(RegistryError, match="is the champion"):
-        registry.set_challenger("r3")
-    registry.set_challenger("r2")
-    assert registry.set_challenger(None).challenger is None
 
 
 def test_what_cannot_be_is_refused_in_a_sentence(registry: Registry, tmp_path: Path) -> None:
@@ -139,7 +129,6 @@ def test_what_cannot_be_is_refused_in_a_sentence(registry: Registry, tmp_path: P
         (lambda: registry.create_release("r2", mine, parent="none"), "no release 'none'"),
         (lambda: registry.create_release("r2", mine, lineage={"a": float("nan")}), "JSON object"),
         (lambda: registry.set_champion("none", by="", reason=""), "no release 'none'"),
-        (lambda: registry.set_challenger("none"), "no release 'none'"),
         (lambda: registry.set_champion("r1", by="", reason="\ud800"), "JSON object"),
     ):
         with pytest.raises(BundleError, match=says):
@@ -182,8 +171,8 @@ def test_an_altered_bundle_is_found(registry: Registry, tmp_path: Path) -> None:
         "null",
         '{"format": 2}',
         '{"format": 1}',
-        '{"format": 1, "champion": "../x", "challenger": null, "history": []}',
-        '{"format": 1, "champion": "r1", "challenger": 1, "history": []}',
+        '{"format": 1, "champion": "../x", "history": []}',
+        '{"format": 1, "champion": 1, "history": []}',
         '{"format": 1, "champion": "r1", "history": [{}]}',
     ],
 )
@@ -250,7 +239,6 @@ WRITER = """
             name = f"{sys.argv[2]}-{number}-{source[-1]}"
             registry.create_release(name, [source], note="x" * 500)
             registry.set_champion(name, by="writer", reason="")
-            registry.set_challenger("shipped")
 """
 
 
@@ -314,23 +302,16 @@ def test_the_command_line(registry: Registry, tmp_path: Path) -> None:
         0,
         f"release r1: {len(shipped_bundles())} bundles\n",
     ), done.stderr
-    assert (
-        releases("promote", "r1", *place, "--reason", "tested").stdout
-        == "champion r1, challenger none\n"
-    )
-    challenger = ("promote", "--challenger", *place)
-    assert releases(*challenger, "shipped").stdout == "champion r1, challenger shipped\n"
+    assert releases("promote", "r1", *place, "--reason", "tested").stdout == "champion r1\n"
     listed = releases("list", *place).stdout
-    assert all(words in listed for words in ("champion", "challenger", "tested"))
+    assert all(words in listed for words in ("champion", "r1", "tested"))
     document = json.loads(releases("list", *place, "--json").stdout)
     assert document["aliases"]["history"][-1]["reason"] == "tested"
-    assert releases(*challenger).stdout == "champion r1, challenger none\n"
-    assert releases("rollback", *place).stdout == "champion shipped, challenger none\n"
+    assert releases("rollback", *place).stdout == "champion shipped\n"
     assert releases("list", *place).returncode == 0
     for refused in (
         ("rollback",),
         ("promote", "r9"),
-        ("promote",),
         ("add", "../r", source),
         ("add", "r2", registry.folder),
     ):

@@ -41,7 +41,7 @@ def promotion(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Promotion]:
 
 @pytest.fixture
 def site(promotion: Promotion, tmp_path: Path) -> Site:
-    """A site whose champion has no challenger."""
+    """A site whose champion is "first"."""
     return promotion.before(tmp_path)
 
 
@@ -166,7 +166,7 @@ def test_a_withdrawn_release_is_not_promoted_again_by_newer_code(
     assert site.champion == "retrain-seed"
 
 
-def test_a_dry_run_changes_nothing_and_a_challenger_does_not_change_the_champion(
+def test_a_dry_run_changes_nothing_and_without_promotion_the_champion_stays(
     promotion: Promotion, tmp_path: Path
 ) -> None:
     site = promotion.before(tmp_path)
@@ -174,14 +174,14 @@ def test_a_dry_run_changes_nothing_and_a_challenger_does_not_change_the_champion
     assert status == 0, said
     assert f"else {promotion.release} would be champion" in said
     assert [release.name for release in site.registry.releases()] == ["shipped", "first"]
-    status, said = site.run("--observations", promotion.export, "--challenger")
+    status, said = site.run("--observations", promotion.export, "--without-promotion")
     assert status == 0, said
-    assert site.registry.aliases().challenger == promotion.release
+    assert site.registry.release(promotion.release).parent == "first"
     assert site.champion == "first"
     for dry in ((), ("--dry-run",)):
-        status, said = site.run("--observations", promotion.export, "--challenger", *dry)
+        status, said = site.run("--observations", promotion.export, "--without-promotion", *dry)
         assert status == 10
-        assert "challenger already" in said
+        assert "waits to be promoted already" in said
 
 
 def test_a_champion_that_was_set_meanwhile_is_not_replaced(
