@@ -40,7 +40,8 @@ from dataset_builder.recipe import load_recipe, sample_jobs  # noqa: E402
 from gpumemnet.errors import GpumemnetError  # noqa: E402
 from gpumemnet.extract.checkpointing import blocks  # noqa: E402
 from gpumemnet.gpu import device_profile  # noqa: E402
-from gpumemnet.tracing.training_loop import AUTOCAST, gathered_in  # noqa: E402
+from gpumemnet.launchers.rank_program import gathered_in  # noqa: E402
+from gpumemnet.tracing.training_loop import AUTOCAST  # noqa: E402
 from research.traces.labels import traceable  # noqa: E402
 
 FAMILIES = ("mlp", "cnn", "transformer")
