@@ -170,24 +170,12 @@ def drift(
     registry: RegistryFolder = None,
     context_mib: ContextMib = None,
     as_json: AsJson = False,
-    metrics: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.prom",
-            help="Also for Prometheus: a file for node_exporter's textfile collector.",
-        ),
-    ] = None,
 ) -> None:
     """Test whether recent jobs call for retraining. Exit code 10 when they do, 0 when not, 2 when
     it cannot be said."""
     check_installed("scipy", "drift", "testing for drift")
     from gpumemnet.predict.predictor import Predictor
-    from gpumemnet.site.drift import (  # loads onnxruntime
-        ALPHA,
-        RULE,
-        find_drift,
-        write_drift_metrics,
-    )
+    from gpumemnet.site.drift import ALPHA, RULE, find_drift  # loads onnxruntime
 
     predictor = Predictor(
         _chosen_bundles(bundle, registry),
@@ -201,8 +189,6 @@ def drift(
     if not len(found):
         raise DatasetError("; ".join([f"{', '.join(found.files)} holds no jobs", *left_out]))
     report = find_drift(found, predictor)
-    if metrics is not None:
-        write_drift_metrics(metrics, report)
     if as_json:
         document = {
             "drift": bool(report.causes),

@@ -13,14 +13,13 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from scipy import stats
 
-from gpumemnet.atomic_files import Document, write_output
-from gpumemnet.errors import UnsupportedJobError, check_installed
+from gpumemnet.atomic_files import Document
+from gpumemnet.errors import UnsupportedJobError
 from gpumemnet.gpu import GENERIC_BLAS_WORKSPACE_BYTES, known_profile
 from gpumemnet.job.job_table import Array, JobTable
 from gpumemnet.job.training_job import FAMILIES
@@ -278,35 +277,3 @@ def _job_amounts(table: JobTable) -> dict[str, Array]:
     """The columns :data:`AMOUNTS` of ``B`` jobs, shape ``[B]`` each."""
     features = feature_matrix(table, GENERIC_BLAS_WORKSPACE_BYTES)
     return {name: features[:, FEATURE_NAMES.index(name)] for name in AMOUNTS}
-
-
-def write_drift_metrics(path: Path, report: DriftReport) -> None:
-    """Write the metrics of ``report`` to ``path`` atomically, for node_exporter's textfile
-    collector: whether a retraining is due, and which kinds of tests found drift.
-
-    Raises:
-        InvalidRequestError: when the file cannot be written.
-        MissingExtraError: when prometheus-client is not installed.
-    """
-    check_installed("prometheus_client", "drift", "metrics of drift")
-    from prometheus_client import CollectorRegistry, Gauge, generate_latest
-
-    collected = CollectorRegistry()
-    due, last_run = (
-        Gauge(f"gpumemnet_drift_{name}", about, registry=collected)
-        for name, about in (
-            ("due", "1 when a retraining is due by the rule of gpumemnet drift"),
-            ("last_run_timestamp_seconds", "When drift was last looked for"),
-        )
-    )
-    due.set(bool(report.causes))
-    last_run.set_to_current_time()
-    is_drift = Gauge(
-        "gpumemnet_drift",
-        "1 when a test of this kind found drift, whether or not it starts a retraining",
-        ("family", "gpu", "kind"),
-        registry=collected,
-    )
-    for one in reversed(report.findings):  # drift comes first, and is set last
-        is_drift.labels(one.family, one.gpu or "", one.kind).set(one.is_drift)
-    write_output(path, generate_latest(collected), "metrics")

@@ -51,7 +51,11 @@ said=$folder/last-turn.txt
 grep -q '^0 observations ' "$said" && end 10 "no observations yet"
 
 code=0
-"$python" -m gpumemnet drift site.parquet ${RETRAIN_METRICS:+--metrics "$RETRAIN_METRICS"} >> "$said" 2>&1 || code=$?
+"$python" -m gpumemnet drift site.parquet >> "$said" 2>&1 || code=$?
+if [[ -n ${RETRAIN_METRICS:-} && $code =~ ^(0|10)$ ]]; then  # the exporter never meets half a file
+  printf 'gpumemnet_drift_due %d\ngpumemnet_drift_last_run_timestamp_seconds %(%s)T\n' $((code == 10)) -1 > "$RETRAIN_METRICS.new" &&
+    mv -- "$RETRAIN_METRICS.new" "$RETRAIN_METRICS" || end 2 "$RETRAIN_METRICS cannot be written"
+fi
 case $code in
   0) end 10 "$(tail -n 1 "$said")" ;;
   10) ;;

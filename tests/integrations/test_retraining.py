@@ -15,7 +15,6 @@ import pytest
 import yaml
 
 from gpumemnet.job.json_codec import job_to_dict
-from gpumemnet.site.drift import DriftReport, write_drift_metrics
 from tests.conftest import StartService
 from tests.sites import site_rows
 
@@ -135,13 +134,12 @@ def test_how_the_commands_are_called(turn: Turn) -> None:
     ]
     more = {
         "RETRAIN_SINCE": "2026-01-31",
-        "RETRAIN_METRICS": "/var/lib/a b.prom",
         "PYTHON": str(turn.folder / "bin" / "python3"),
     }
     assert turn.run("--without-promotion", "--dataset", "two words.parquet", **more)[0] == 0
     assert turn.calls[3:] == [
         f"{EXPORT_CALL} --since 2026-01-31",
-        f"{DRIFT_CALL} --metrics /var/lib/a b.prom",
+        DRIFT_CALL,
         f"-m gpumemnet retrain --observations site.parquet --work {work} --without-promotion --dataset two words.parquet",
     ]
     assert len(turn.log) == 2
@@ -220,16 +218,22 @@ def test_a_turn_of_the_true_commands_from_the_environment_of_cron(
     assert turn.log[-1].endswith(
         " 10 drift, and 18 rows to train on are too few: 120 are needed: shipped stays champion"
     )
-    assert "gpumemnet_drift_due 1.0" in metrics.read_text()
+    assert "gpumemnet_drift_due 1" in metrics.read_text()
     (report,) = turn.work.glob("runs/*/report.json")
     assert "too few" in report.read_text()
 
 
-def test_the_alerts_name_metrics_that_there_are(tmp_path: Path) -> None:
+def test_what_prometheus_reads_of_a_turn_and_its_alerts(turn: Turn) -> None:
+    metrics = turn.folder / "a b.prom"
+    found = {}
+    for code, due in (("10", "1"), ("0", "0"), ("2", "0")):  # nothing new where nothing is known
+        turn.run(DRIFT=code, RETRAIN_METRICS=str(metrics))
+        found = dict(line.split() for line in metrics.read_text().splitlines())
+        assert found["gpumemnet_drift_due"] == due
+        assert abs(int(found["gpumemnet_drift_last_run_timestamp_seconds"]) - time.time()) < 60
+    assert turn.run(RETRAIN_METRICS="/nowhere/drift.prom")[0] == 2
     (group,) = yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"]
-    write_drift_metrics(tmp_path / "drift.prom", DriftReport((), (), ()))
-    names = set(re.findall(r"^# TYPE (\S+)", (tmp_path / "drift.prom").read_text(), re.MULTILINE))
     for rule in group["rules"]:
-        assert set(re.findall(r"gpumemnet_\w+", rule["expr"])) <= names
+        assert set(re.findall(r"gpumemnet_\w+", rule["expr"])) <= found.keys()
         assert rule["annotations"]["summary"]
         assert rule["labels"]["severity"] == "warning"

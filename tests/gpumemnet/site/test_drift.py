@@ -5,7 +5,6 @@ import json
 import random
 import subprocess
 import tempfile
-import time
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.layers import Layer
@@ -254,33 +252,3 @@ def test_observations_and_plain_jobs_as_files(tmp_path: Path) -> None:
     write_jobs(tmp_path / "jobs.parquet", larger)
     assert np.isnan(read_site_rows([tmp_path / "jobs.parquet"]).label_bytes).all()
     assert drift(tmp_path / "jobs.parquet", "--bundle", Path(bundle().source)).returncode == 10
-
-
-# metrics for Prometheus
-
-
-def samples(text: str) -> dict[str, dict[tuple[str, ...], float]]:
-    """Metric → values of its labels, in the order of their names → value."""
-    found: dict[str, dict[tuple[str, ...], float]] = {}
-    for family in text_string_to_metric_families(text):
-        assert family.type == "gauge"
-        for sample in family.samples:
-            labels = tuple(text for _, text in sorted(sample.labels.items()))
-            found.setdefault(sample.name, {})[labels] = sample.value
-    return found
-
-
-def test_the_command_leaves_metrics_for_each_family_and_gpu(tmp_path: Path) -> None:
-    rows = write_rows(tmp_path / "rows.parquet", site_rows(60, shift_mib=400))
-    file = tmp_path / "gpumemnet.prom"
-    file.write_text("older\n")
-    assert drift(write_rows(tmp_path / "none.parquet", []), "--metrics", file).returncode == 2
-    assert file.read_text() == "older\n"  # nothing could be said
-    done = drift(rows, "--metrics", file)
-    assert done.returncode == 10, done.stderr
-    assert {path.suffix for path in tmp_path.iterdir()} == {".parquet", ".prom"}
-    assert file.stat().st_mode & 0o444 == 0o444  # the exporter is another user
-    found = samples(file.read_text())
-    assert found["gpumemnet_drift_due"] == {(): 1.0}
-    assert found["gpumemnet_drift"]["mlp", A100, "error"] == 1.0
-    assert abs(found["gpumemnet_drift_last_run_timestamp_seconds"][()] - time.time()) < 60
