@@ -91,9 +91,6 @@ class TraceOptions(TrainingOptions):
             blocks for both.
         forward_passes_first: forward passes in training mode before the optimizer exists, such as
             those of a model summary.
-        weight_decay: that of a named optimizer; PyTorch's default by default.  SGD copies the
-            gradients to add it.
-        nesterov: whether a named SGD with momentum uses Nesterov's.
         clip_norm: largest norm of the gradients (``torch.nn.utils.clip_grad_norm_``); they are not
             clipped by default.
         tf32: whether fp32 convolutions may run on TF32 tensor cores
@@ -111,8 +108,6 @@ class TraceOptions(TrainingOptions):
     keeps_names: bool = True
     last_batch_size: int | None = None
     forward_passes_first: int = 0
-    weight_decay: float | None = None
-    nesterov: bool = False
     clip_norm: float | None = None
     tf32: bool = True
 
@@ -122,27 +117,12 @@ class TraceOptions(TrainingOptions):
             value = getattr(self, name)
             if name != "loss" or isinstance(value, str):
                 check_choice(value, choices, name)
-        if self.own_optimizer is not None and self.optimizer_settings:
-            name = next(iter(self.optimizer_settings))
-            raise InvalidRequestError(
-                "belongs to an optimizer given by its name; your own has its own", name
-            )
         if self.last_batch_size is not None and (
             type(self.last_batch_size) is not int or self.last_batch_size < 1
         ):
             raise InvalidRequestError(
                 f"must be at least 1, not {describe(self.last_batch_size)}", "last_batch_size"
             )
-        for name in ("weight_decay", "clip_norm"):
-            value = getattr(self, name)
-            if value is not None and not value >= 0:
-                raise InvalidRequestError(f"must not be negative, but is {describe(value)}", name)
-
-    @property
-    def optimizer_settings(self) -> Document:
-        """Arguments of a named optimizer that differ from its usual ones."""
-        decay = {} if self.weight_decay is None else {"weight_decay": self.weight_decay}
-        return decay | ({"nesterov": True} if self.nesterov else {})
 
 
 DEFAULT_OPTIONS: Final = TraceOptions()
@@ -264,7 +244,8 @@ def trace(
             keyword arguments, each ``[batch, …]``.  Only shapes and dtypes matter, and the values
             of small tensors of whole numbers, such as masks.
         optimizer: a name of :data:`~gpumemnet.job.training_job.OPTIMIZERS`, an optimizer over
-            the model's parameters, or a function from parameters to an optimizer.
+            the model's parameters, or a function from parameters to an optimizer, such as
+            ``lambda parameters: SGD(parameters, lr=0.1, momentum=0.9, nesterov=True)``.
         batch_size: samples per step; the batch size of ``inputs`` by default.
         gpu: name or alias of a GPU in the catalogue, path of a profile's ``.json`` file, or a
             profile.
@@ -278,8 +259,8 @@ def trace(
             ``loss``, ``optimizer_implementation``, ``checkpointing``, ``channels_last``,
             ``gradient_accumulation``, ``zero_grad``, ``attention_kernel``, ``cudnn_benchmark``,
             ``parallel`` and ``ranks`` (the answer is for one of them, with a batch of
-            ``batch_size``), ``best_effort``, ``weight_decay``, ``nesterov``, ``clip_norm``,
-            ``tf32``, ``keeps_names`` and ``last_batch_size``.
+            ``batch_size``), ``best_effort``, ``clip_norm``, ``tf32``, ``keeps_names`` and
+            ``last_batch_size``.
 
     Returns:
         the answer; all amounts are in bytes, for one GPU.

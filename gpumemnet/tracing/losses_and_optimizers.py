@@ -14,7 +14,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -191,35 +190,25 @@ def _main(output: object) -> Tensor:
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
-def named_optimizer(
-    name: str, implementation: str = "default", settings: Mapping[str, Any] = MappingProxyType({})
-) -> OptimizerFactory:
+def named_optimizer(name: str, implementation: str = "default") -> OptimizerFactory:
     """Return a factory of the optimizer called ``name``, one of
     :data:`gpumemnet.job.training_job.OPTIMIZERS`.
 
     Args:
         name: the name.
         implementation: one of :data:`~gpumemnet.job.training_job.OPTIMIZER_IMPLEMENTATIONS`.
-        settings: arguments besides the usual ones.
 
     Raises:
-        InvalidRequestError: PyTorch does not have this implementation of it, or one of the
-            settings.
+        InvalidRequestError: PyTorch does not have this implementation of it.
     """
     class_name, arguments = torch_call(name, implementation)
     made: type[Optimizer] = getattr(torch.optim, class_name)
-    accepted = inspect.signature(made).parameters.keys()
-    for setting in settings.keys() - accepted:
-        raise InvalidRequestError(f"PyTorch's {made.__name__} has no {setting}", setting)
-    if settings.get("nesterov") and not arguments.get("momentum"):
-        raise InvalidRequestError("needs momentum: use the optimizer sgd_momentum", "nesterov")
-    missing = arguments.keys() - accepted
-    if missing:
+    if arguments.keys() - inspect.signature(made).parameters.keys():
         raise InvalidRequestError(
             f"PyTorch's {made.__name__} has no {implementation} implementation",
             "optimizer_implementation",
         )
-    return lambda parameters: made(parameters, **arguments, **settings)
+    return lambda parameters: made(parameters, **arguments)
 
 
 def same_optimizer(
@@ -277,9 +266,7 @@ def optimizer_factory(
     optimizer = options.optimizer if options.own_optimizer is None else options.own_optimizer
     if isinstance(optimizer, str):
         check_choice(optimizer, OPTIMIZER_RULES, "optimizer")
-        return named_optimizer(
-            optimizer, options.optimizer_implementation, options.optimizer_settings
-        )
+        return named_optimizer(optimizer, options.optimizer_implementation)
     if isinstance(optimizer, Optimizer):
         return same_optimizer(optimizer, meta_parameters)
     if callable(optimizer):
