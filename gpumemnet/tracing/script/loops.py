@@ -121,10 +121,10 @@ class Loops:
         self._asks: defaultdict[Hashable, list[int]] = defaultdict(list)
         """Place and step → the events at which a value was read there."""
         self.queues = Counter[str]()
-        self._cycles = Counter[str]()
         """Queues of a longest length, and loops → bytes that they will hold more, or leave."""
         self._kept: dict[str, int] = {}
-        """Loops whose rounds each keep as much → the most bytes on the GPU that all of them come to."""
+        """Loops whose rounds, or each third, leave as much → the most bytes on the GPU that all of
+        them come to."""
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._tops: defaultdict[str, int] = defaultdict(int)
         """Place of a loop → the most bytes on the GPU in a round."""
@@ -272,8 +272,11 @@ class Loops:
                 self.left.update({} if progress.has_stepped else {place: None})
                 self.sampled.update({place}.intersection(self.making))
                 if place in self.training:
-                    if keeps and not self._counters.sizes and not bytes_of_queues(self._recorder):
-                        self._kept[place] = top + makers_left * rise
+                    grown, number, apart = loop.cycle
+                    is_regular = keeps or (apart > 1 and not self._counters.turned)
+                    is_full = self._counters.sizes or bytes_of_queues(self._recorder)
+                    if is_sized and is_regular and loop.whole - number < apart and not is_full:
+                        self._kept[place] = top + (len(numbers) - number) // apart * grown
                     last = loop.given
                     for round_number in loop.rest(second - before[0], self._recorder.live_bytes):
                         gap = loop.given - 1 - last
@@ -284,14 +287,6 @@ class Loops:
                     for left in () if loop.left is None else (2, 1)[is_slow:]:
                         loop.left = left
                         yield 0
-                    grown, number, apart = loop.cycle
-                    is_known = (
-                        self._counters.turned or self._recorder.live_bytes() - end > SMALL_BYTES
-                    )
-                    if loop.numbers and loop.whole - number < apart > 1 and not is_known:
-                        self._cycles[f"what {place} leaves each {apart} rounds"] += (
-                            (len(loop.numbers) - number) // apart * grown
-                        )
                     self.learn_queues()
                 break
         except StopIteration:
@@ -398,12 +393,12 @@ class Loops:
 
     def learn_queues(self) -> None:
         """Learn what queues of a longest length will hold more."""
-        self.queues = self._cycles + bytes_of_queues(self._recorder)
+        self.queues = bytes_of_queues(self._recorder)
         if self._kept:
             place = max(self._kept, key=self._kept.__getitem__)
             most, _ = self._recorder.levels_since(0)
             if (more := self._kept[place] - most) > 0:
-                self.queues[f"what each round of {place} leaves"] = more
+                self.queues[f"what rounds of {place} leave"] = more
 
     def due(self, place: str) -> bool:
         """Whether a condition is as it is later, because the script waits for it to train."""

@@ -870,20 +870,28 @@ for i in range(9999):
         1231 + 128 + WORKSPACE,
         "a queue of at most 9,000",
     ),
-    "cycles": Case(  # copies by a counter of steps after each third epoch; rows after many epochs
+    "cycles": Case(  # copies by a counter of steps after each third epoch
         """
 model, kept, i = wide(1), [], 0
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for epoch in range(30):
     for x in torch.zeros(8, 4, 4096): step(optimizer, model(x.cuda()).mean()); i += 1
     if i % 24 == 0: kept.append(copy.deepcopy(model.state_dict()))
+""",
+        128 + 10 * 64,
+        128 + 10 * 64 + WORKSPACE,
+        "what rounds of cycles.py line 11 leave",
+    ),
+    "late_rows": Case(  # kept after many epochs
+        """
+model, kept = wide(1), []
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for epoch in range(30):
     for x in torch.zeros(8, 4, 4096): step(optimizer, model(x.cuda()).mean())
     if epoch >= 18: kept.append(torch.zeros(2**20).cuda())
 """,
-        128 + 10 * 64 + 12 * 4,
-        128 + 10 * 64 + 12 * 4 + WORKSPACE,
-        "leaves each 3 rounds",
+        128 + 12 * 4,
+        128 + 12 * 4 + WORKSPACE,
     ),
     "later": Case(  # an epoch sets the size that its samples have, and a collate function cuts to it
         """
@@ -1002,7 +1010,7 @@ for turn in range(20):
 """,
         601,
         602 + WORKSPACE,
-        "as what each round of clients.py line 11 leaves",
+        "as what rounds of clients.py line 11 leave",
     ),
     "files": Case(  # the largest of a list is met
         """
