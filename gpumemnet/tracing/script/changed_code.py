@@ -225,7 +225,6 @@ class _Changing(ast.NodeTransformer):
         if is_of_one and all(sizes):  # many lengths, such as of words
             return test
         is_shape = any(".shape" in each or each in self._shapes for each in numbers)
-        counts = not stays and next(iter(numbers)) in self._counters
         about: Any = (
             line,
             self._leaves,
@@ -234,18 +233,19 @@ class _Changing(ast.NodeTransformer):
             is_position,
             sizes,
             is_shape,
-            counts,
+            not stays and next(iter(numbers)) in self._counters,
         )
+        known = ast.Constant(about)
         asked = _call(
             CONDITION,
-            ast.Constant(about),
+            known,
             _Renaming(names).visit(holds_at.body),
             collection,
             *numbers.values(),
         )
         # Another one stays as it is: where it stands tells what a trace takes it to be.
-        are_numbers = _call(COUNTS, collection, *numbers.values())
-        return ast.copy_location(ast.IfExp(are_numbers, asked, test), test)
+        counts = _call(COUNTS, known, collection, *numbers.values())
+        return ast.copy_location(ast.IfExp(counts, asked, test), test)
 
     def _rounds(self, loop: ast.stmt, *items: ast.expr) -> ast.Call:
         place = self._place(loop)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
@@ -41,6 +42,9 @@ _FEW: Final = 8
 """Numbers of a loop that each change a condition, such as where a network grows, or is kept."""
 LARGEST: Final = 64
 """Numbers in a collection that a counter is looked for in."""
+OFTEN: Final = 1000
+"""How often a condition is asked for that is not on a counter, and a loop is watched that runs nothing
+on the GPU."""
 _WANTED_SECONDS: Final = 3.0
 """CPU time of the rounds of a loop over a range that make a condition other than it was."""
 
@@ -200,7 +204,9 @@ class Running:
 class Nowhere:
     """Stands for the loops in what a script pickles."""
 
-    condition = due = continues_after_error = enumerated = near_end = rounds = was_cut = None
+    condition = counts = due = continues_after_error = enumerated = near_end = rounds = was_cut = (
+        None
+    )
 
 
 class Counters:
@@ -220,6 +226,8 @@ class Counters:
         before, and the first numbers: each of several milestones is a condition of its own."""
         self._vary: set[Hashable] = set()
         """Places of conditions on numbers that are no counters, such as letters of a text."""
+        self._in_vain: defaultdict[str, int] = defaultdict(int)
+        """How often conditions were asked for at such a place since, or not on numbers."""
         self.waiting: dict[str, bool] = {}
         """Places of conditions on counters that were never so, or always → whether they were asked
         for once only."""
@@ -230,6 +238,24 @@ class Counters:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Nowhere, ()  # datasets hashes functions with what they name
+
+    def counts(self, about: tuple[Any, ...], collection: Any, *values: Any) -> bool:
+        """Whether a condition is to be asked for: one on numbers, or some beside a few in an array or a
+        list, and none that is met often and is on no counter, as in what reads a text."""
+        if self._in_vain[about[0]] > OFTEN:
+            return False
+        kinds = {*map(type, values)}
+        if kinds - _NUMBERS:
+            is_mixed = kinds & _NUMBERS and kinds <= {*_NUMBERS, list, np.ndarray}
+            are_asked = bool(is_mixed) and all(map(_are_few, values))
+        else:
+            are_asked = collection is None or (
+                isinstance(collection, Collection)
+                and len(collection) <= LARGEST
+                and {int} == set(map(type, collection))
+            )
+        self._in_vain[about[0]] += not are_asked
+        return are_asked
 
     def condition(
         self,
@@ -250,6 +276,7 @@ class Counters:
         holds = holds_at(*given)
         asked = about, sys._getframe(2).f_lineno
         if asked in self._vary:
+            self._in_vain[about[0]] += 1
             return holds
         shown = str(holds)
         values = tuple(each if type(each) in _NUMBERS else 0 for each in given)
@@ -365,16 +392,3 @@ def _are_few(value: Any) -> bool:
     if isinstance(value, list):
         return len(value) <= LARGEST and {*map(type, value)} <= _NUMBERS
     return not isinstance(value, np.ndarray) or value.size <= LARGEST
-
-
-def are_numbers(collection: Any, *values: Any) -> bool:
-    """Whether these are numbers, or some beside a few in an array or a list."""
-    kinds = {*map(type, values)}
-    if kinds - _NUMBERS:
-        is_mixed = kinds & _NUMBERS and kinds <= {*_NUMBERS, list, np.ndarray}
-        return bool(is_mixed) and all(map(_are_few, values))
-    return collection is None or (
-        isinstance(collection, Collection)
-        and len(collection) <= LARGEST
-        and {int} == set(map(type, collection))
-    )

@@ -50,12 +50,12 @@ from gpumemnet.tracing.script import changed_code as code
 from gpumemnet.tracing.script.branches import is_guarded
 from gpumemnet.tracing.script.counters import (
     LARGEST,
+    OFTEN,
     RISES,
     SMALL_BYTES,
     Counters,
     Nowhere,
     Running,
-    are_numbers,
 )
 from gpumemnet.tracing.script.gathered import Gathered, bytes_of_queues
 from gpumemnet.tracing.script.longest_batch import largest_file, time_to_read
@@ -125,6 +125,8 @@ class Loops:
         self._kept: dict[str, int] = {}
         """Loops whose rounds, or each third, leave as much → the most bytes on the GPU that all of
         them come to."""
+        self._idle = Counter[str]()
+        """How often a loop has ended without anything on the GPU, such as over letters of a text."""
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._tops: defaultdict[str, int] = defaultdict(int)
         """Place of a loop → the most bytes on the GPU in a round."""
@@ -164,14 +166,15 @@ class Loops:
             only_returns: whether it ends by returning a value only: then it is not left unless it
                 trains.
         """
-        if _is_aside():
+        if self._idle[place] > OFTEN or _is_aside():
             yield from items
             return
         progress, iterator, rise = self._progress, iter(items), 0
         # Another epoch begins as the one before has ended.
         calm, most_bytes = self._ended.get(place, (0, 0)) if progress.has_trained else (0, 0)
         numbers, is_numbered = _shown(items), _is_numbered(items)
-        second, event, (steps, made) = process_time(), self._recorder.now(), progress.trained()
+        start = event = self._recorder.now()
+        second, (steps, made) = process_time(), progress.trained()
         is_range = isinstance(numbers, range) and not is_numbered
         loop = Running(numbers if is_range else (), steps)
         gathered = Gathered()
@@ -294,6 +297,7 @@ class Loops:
             if loop.ends_itself and place not in self.training and progress.is_cut():
                 gathered.end(sys._getframe(1), loop.ends_itself - loop.given)
         finally:
+            self._idle[place] += self._recorder.now() == start
             stepped, kept = progress.trained()
             if stepped > steps and kept == made:  # it trains what an earlier round has made
                 self.making.pop(place, None)
@@ -479,7 +483,7 @@ class Loops:
         called = {
             code.ROUNDS: self.rounds,
             code.CONDITION: self._counters.condition,
-            code.COUNTS: are_numbers,
+            code.COUNTS: self._counters.counts,
             code.DUE: self.due,
             code.ENUMERATED: self.enumerated,
             code.TYPE: type_of,
@@ -491,7 +495,7 @@ class Loops:
         # Such modules may run again: a plan traces the script's model anew.
         later: dict[str, Any] = {
             code.ROUNDS: lambda place, *items: items[0] if items else iter(int, 1),
-            code.CONDITION: lambda about, holds_at, _, *values: holds_at(*values),
+            code.COUNTS: lambda *about: False,
             code.DUE: lambda place: False,
             code.ENUMERATED: enumerate,
             code.CONTINUES: lambda: False,
