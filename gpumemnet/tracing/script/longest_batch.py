@@ -44,6 +44,8 @@ _ALIKE: Final = 0.02
 """Part of a size by which draws of one sample may differ that count as alike."""
 _ITERATOR: Final = TorchName("torch.utils.data:DataLoader._get_iterator")
 """Starts the workers of a loader of the trace's own, which gives all that they read."""
+_SECONDS: Final = 2.0
+"""CPU time to read the samples of a batch that are alike, and to draw batches of two."""
 _LEVELS: Final = 2
 """How deep in objects of the script the name of a folder is looked for."""
 _LONGEST_NAME: Final = 1024
@@ -289,11 +291,11 @@ def collated(loader: AnyLoader, numbers: Sequence[Any], drawn: Mapping[Any, Any]
     """Return a batch of these samples, the largest of those that data set and collate function
     draw."""
     before = random_states()
-    is_own = loader.collate_fn is not default_collate
-    draws = as_worker(loader, lambda: _draws(loader, numbers)) if is_own else []
-    _, states = max(draws, key=itemgetter(0), default=(0, before))
 
     def read() -> Any:
+        is_own = loader.collate_fn is not default_collate
+        draws = _draws(loader, numbers) if is_own else []
+        _, states = max(draws, key=itemgetter(0), default=(0, before))
         samples = samples_of(loader, numbers, drawn)
         set_random_states(states)
         return loader.collate_fn(samples)
@@ -307,13 +309,23 @@ def collated(loader: AnyLoader, numbers: Sequence[Any], drawn: Mapping[Any, Any]
 def samples_of(
     loader: AnyLoader, numbers: Sequence[Any], drawn: Mapping[Any, Any] | None = None
 ) -> Any:
-    """Return the samples of these numbers; those that were ``drawn`` before, as they were."""
+    """Return the samples of these numbers; those that were ``drawn`` before, as they were.
+
+    Once there is no more time, and the last ones are alike, copies of them take the place of the
+    others: their shapes tell the memory, and pictures and videos take long to decode.
+    """
     data: Any = vars(loader)["dataset"]  # of RecBole's, which gives another once it has begun
-    if drawn:
-        return [copied(drawn[each]) if each in drawn else data[each] for each in numbers]
-    if hasattr(data, "__getitems__"):
+    if not drawn and getattr(data, "__getitems__", None):
         return data.__getitems__(numbers)
-    return [data[number] for number in numbers]
+    samples: list[Any] = []
+    has_time = time_to_read(_SECONDS)
+    for number in numbers:
+        last, sample = samples[-SAMPLED:], drawn.get(number) if drawn else None
+        if len(last) == SAMPLED and not has_time():
+            sizes = {(size_of(each), _filled(each)) for each in last}
+            sample = last[0] if len(sizes) == 1 else sample
+        samples.append(data[number] if sample is None else copied(sample))
+    return samples
 
 
 def are_alike(size: int, other: float) -> bool:
@@ -346,8 +358,8 @@ def _draws(loader: AnyLoader, numbers: Sequence[int]) -> list[_Draw]:
     found: list[_Draw] = []
     before = random_states()
     with suppress(Exception):  # it may need more samples
-        few = samples_of(loader, numbers[:2])
-        for _ in range(_DRAWS):
+        few, has_time = samples_of(loader, numbers[:2]), time_to_read(_SECONDS)
+        while has_time() and len(found) < _DRAWS:
             states = random_states()
             found.append((size_of(loader.collate_fn(copied(few))), states))
     set_random_states(before)

@@ -83,6 +83,8 @@ _SLOW_ROUNDS: Final = 6
 """Their first rounds, which tell little: equal passes run a few times before they are repeated."""
 _ITERATE: Final = TorchName("torch.utils.data:DataLoader.__iter__")
 """To come to the end of an epoch."""
+_FETCH: Final = TorchName("torch.utils.data._utils.fetch:_MapDatasetFetcher.fetch")
+"""To read fewer samples of a batch."""
 _MAKE_LOADER: Final = TorchName("torch.utils.data:DataLoader.__init__")
 """To change its batch size."""
 _PARSE: Final = TorchName("argparse:ArgumentParser.parse_known_args")
@@ -365,7 +367,7 @@ class Loaders:
     @contextmanager
     def observing(self) -> Iterator[None]:
         """Context in which loaders end early, once the first steps are over."""
-        iterate, make = _ITERATE.value(), _MAKE_LOADER.value()
+        iterate, make, fetch = _ITERATE.value(), _MAKE_LOADER.value(), _FETCH.value()
 
         def begin(loader: AnyLoader) -> Iterator[Any]:
             workers = loader.num_workers, loader.prefetch_factor
@@ -375,6 +377,10 @@ class Loaders:
                 return iterate(loader)  # as the loader's own
             finally:
                 loader.num_workers, loader.prefetch_factor = workers
+
+        def fetched(fetcher: Any, numbers: Any) -> Any:
+            samples = fetcher.auto_collation and samples_of(fetcher, numbers)
+            return fetcher.collate_fn(samples) if samples else fetch(fetcher, numbers)
 
         @wraps(make)
         def made(*args: Any, **kwargs: Any) -> None:
@@ -402,6 +408,7 @@ class Loaders:
             replaced(
                 [
                     (_ITERATE, lambda loader: _Batches(loader, begin, self)),
+                    (_FETCH, fetched),
                     (_MAKE_LOADER, made),
                     (_DECODE, decoded),
                     (_PARSE, parsed),

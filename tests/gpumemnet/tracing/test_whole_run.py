@@ -1112,6 +1112,28 @@ for _ in range(2): step(optimizer, model(next(loader).cuda()).mean())
     assert 2 <= len(made.read_text()) <= 4
 
 
+@pytest.mark.parametrize("size", [256, "number"])
+def test_a_loader_reads_few_slow_samples_that_are_alike(tmp_path: Path, size: object) -> None:
+    made = tmp_path / "made"
+    script = f"""
+from gpumemnet.tracing.script import longest_batch
+longest_batch._SECONDS = 0
+class Samples(Dataset):
+    __len__ = lambda self: 200
+    def __getitem__(self, number):
+        open({str(made)!r}, "a").write(".")
+        return torch.ones({size})
+def padded(samples): return torch.stack([nn.functional.pad(x, (0, 256 - len(x))) for x in samples])
+model = nn.Linear(256, 256).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = iter(DataLoader(Samples(), 100, collate_fn=padded, num_workers=1))
+for _ in range(2): step(optimizer, model(next(loader).cuda()).mean())
+"""
+    (tmp_path / "train.py").write_text(HEAD + script)
+    assert script_child.traced(tmp_path / "train.py")["batch_size"] == 100
+    assert len(made.read_text()) == (64 if size == 256 else 200)
+
+
 def test_a_trainer_runs_no_further_pass_of_a_step_with_a_batch_that_is_no_larger() -> None:
     ran: list[int] = []
 
