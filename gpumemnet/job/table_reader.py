@@ -1,18 +1,20 @@
 """Reads tables of jobs from files: Parquet, CSV, JSON Lines and JSON.
 
 Every command that takes a file of jobs reads it here, in chunks of :data:`CHUNK_ROWS` rows.  Values
-go from the file's columns into those of a :class:`~gpumemnet.job.job_table.JobTable`; only invalid
-rows are read one by one, so that the error names the row and the field.
+of Parquet go from the file's columns into those of a :class:`~gpumemnet.job.job_table.JobTable`; only
+invalid rows are read one by one, so that the error names the row and the field.
 """
 
 from __future__ import annotations
 
 import bisect
-import io
+import csv
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -28,12 +30,9 @@ from gpumemnet.errors import (
     first_line,
 )
 from gpumemnet.job.arrow_codec import (
-    COUNT_FIELDS,
-    SWITCH_FIELDS,
     WORD_FIELDS,
     check_columns,
     read_arrow_jobs,
-    row_documents,
     whole,
 )
 from gpumemnet.job.job_files import (
@@ -46,7 +45,7 @@ from gpumemnet.job.job_files import (
     open_parquet,
 )
 from gpumemnet.job.job_table import Indices, JobTable
-from gpumemnet.job.json_codec import ReadJobs, merge_reads, parse_json, read_jobs
+from gpumemnet.job.json_codec import ReadJobs, parse_json, read_jobs
 from gpumemnet.job.training_job import JOB_FIELDS
 
 if TYPE_CHECKING:
@@ -58,10 +57,6 @@ transformer-based predictions depend on it."""
 MAX_JSON_BYTES: Final = 64 * 2**20
 _ID_COLUMNS: Final = ("job_id", "id")
 """Columns that may hold the job ids, in order of preference."""
-_CSV_TYPES: Final = dict.fromkeys(COUNT_FIELDS, "float64") | dict.fromkeys(SWITCH_FIELDS, "bool")
-"""Column → its Arrow type; text for other columns.  Counts are floats because pandas writes ``1.0``
-in a column with gaps."""
-_LEAST_BLOCK_BYTES: Final = 2**16
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +118,14 @@ class Reader(ExitStack):
                 self.push(self._parquet)
             return self._parquet.chunks(span)
         if file.format == "csv":
-            return _csv_chunks(file, span, self._id_column)
-        return _json_chunks(file, span, self._id_column)
+            header, columns = csv_header(file.location)
+            id_name = id_column_of(columns, self._id_column, file.location)
+            id_names: tuple[str, ...] = () if id_name is None else (id_name,)
+            read_line = partial(_csv_document, columns, {*JOB_FIELDS, *id_names})
+            span = replace(span, start=span.start or len(header))
+            return _line_chunks(file, span, id_names, read_line)
+        id_names = _ID_COLUMNS if self._id_column is None else (self._id_column,)
+        return _line_chunks(file, span, id_names, parse_json)
 
 
 def read_job_tables(path: Path) -> Iterator[JobTable]:
@@ -326,8 +327,12 @@ def _json_tables(path: Path) -> Iterator[JobTable]:
         yield read.table
 
 
-def _json_chunks(file: JobFile, span: Span, id_column: str | None) -> Iterator[Chunk]:
-    names = _ID_COLUMNS if id_column is None else (id_column,)
+# Lines: JSON, or CSV with a header.
+
+
+def _line_chunks(
+    file: JobFile, span: Span, id_names: Sequence[str], read_line: Callable[[bytes], Any]
+) -> Iterator[Chunk]:
     for first, lines in _lines(file, span):
         numbers: list[int] = []
         documents: list[Any] = []
@@ -338,11 +343,11 @@ def _json_chunks(file: JobFile, span: Span, id_column: str | None) -> Iterator[C
                 continue
             document = found = None
             try:
-                document = parse_json(line)
+                document = read_line(line)
             except InvalidJobError as error:
                 broken[len(numbers)] = error
             if isinstance(document, dict):
-                name = next((name for name in names if name in document), None)
+                name = next((name for name in id_names if name in document), None)
                 if name is not None:
                     found = document[name] if name in JOB_FIELDS else document.pop(name)
             numbers.append(number)
@@ -355,111 +360,21 @@ def _json_chunks(file: JobFile, span: Span, id_column: str | None) -> Iterator[C
         yield Chunk(np.array(numbers, dtype=np.int64), read, texts, len(lines))
 
 
-# CSV.
-
-
-def _csv_chunks(file: JobFile, span: Span, id_column: str | None) -> Iterator[Chunk]:
-    pa = import_pyarrow("reading CSV")
-    header, names = csv_header(file.location)
-    id_name = id_column_of(names, id_column, file.location)
-    kinds = {
-        name: _CSV_TYPES.get(name, "string")
-        for name in dict.fromkeys((*JOB_FIELDS, id_name))
-        if name in names
-    }
-    if not span.start:
-        span = replace(span, start=len(header))
-    for first, lines in _lines(file, span):
-        texts = [line for line in lines if not line.isspace()]
-        numbers = [number for number, line in enumerate(lines, first + 1) if not line.isspace()]
-        reads, ids = [], []
-        for start, batch in _csv_batches(header, kinds, texts, 0):
-            if batch is None:
-                read, rows = _bad_csv_line(header, kinds, texts[start]), 1
-            else:
-                read, rows = _read_csv(batch), len(batch)
-            reads.append((np.arange(start, start + rows), read))
-            if id_name is not None:
-                no_ids = pa.nulls(rows, pa.type_for_alias(kinds[id_name]))
-                ids.append(no_ids if batch is None else batch.column(id_name))
-        read = merge_reads(reads) if reads else read_jobs([])
-        yield Chunk(
-            np.array(numbers, dtype=np.int64),
-            read,
-            pa.concat_arrays(ids) if ids else None,
-            len(lines),
-        )
-
-
-def _csv_batches(
-    header: bytes, kinds: Mapping[str, str], lines: list[bytes], start: int
-) -> Iterator[tuple[int, pa.RecordBatch | None]]:
-    """Parses these columns in parts, each with the position of its first line; ``None`` for a
-    malformed line."""
-    batch = _parsed_csv(header, kinds, lines) if lines else None
-    if batch is not None or len(lines) == 1:
-        yield start, batch
-    elif lines:
-        half = len(lines) // 2
-        yield from _csv_batches(header, kinds, lines[:half], start)
-        yield from _csv_batches(header, kinds, lines[half:], start + half)
-
-
-def _parsed_csv(
-    header: bytes, kinds: Mapping[str, str], lines: list[bytes]
-) -> pa.RecordBatch | None:
-    """Parses columns of these types; ``None`` when a line is malformed, or a cell has another
-    type."""
-    import pyarrow as pa
-    from pyarrow import csv
-
-    content = header + b"".join(lines) + b"\n"
+def _csv_document(columns: Sequence[str], is_read: Collection[str], line: bytes) -> Document:
+    """The cells of a line that are not empty, by the names of their columns; a cell of the wrong
+    type stays text."""
+    csv.field_size_limit(sys.maxsize)  # the layers of a job are one cell
     try:
-        table = csv.read_csv(
-            io.BytesIO(content),
-            read_options=csv.ReadOptions(
-                use_threads=False, block_size=max(len(content), _LEAST_BLOCK_BYTES)
-            ),
-            convert_options=csv.ConvertOptions(
-                include_columns=list(kinds),
-                column_types=dict(kinds),
-                strings_can_be_null=True,
-                null_values=[""],
-                true_values=["true", "True", "TRUE"],
-                false_values=["false", "False", "FALSE"],
-            ),
-        )
-    except pa.ArrowInvalid:
-        return None
-    return table.combine_chunks().to_batches()[0] if table.num_rows == len(lines) else None
-
-
-def _read_csv(batch: pa.RecordBatch) -> ReadJobs:
-    """Reads jobs without layers from the columns; jobs with layers as dictionaries."""
-    names = [name for name in batch.schema.names if name in JOB_FIELDS and name != "layers"]
-    if "layers" in batch.schema.names and batch.column("layers").null_count < len(batch):
-        return read_jobs(_csv_documents(batch))
-    return read_arrow_jobs(batch.select(names))
-
-
-def _bad_csv_line(header: bytes, kinds: Mapping[str, str], line: bytes) -> ReadJobs:
-    """Reads a line in which some cell has another type than its column."""
-    batch = _parsed_csv(header, dict.fromkeys(kinds, "string"), [line])
-    if batch is None:
-        columns = header.count(b",") + 1
-        return read_jobs([])._replace(
-            errors={0: InvalidJobError(f"is no line of CSV with {columns} columns in UTF-8")}
-        )
-    return read_jobs(_csv_documents(batch))
-
-
-def _csv_documents(batch: pa.RecordBatch) -> list[Document]:
-    """Converts rows to dictionaries for :func:`gpumemnet.job.json_codec.read_jobs`; a cell of the
-    wrong type stays a string."""
-    documents = row_documents(batch, np.arange(len(batch)))
-    for document in documents:
-        for name, value in document.items():
-            if isinstance(value, str) and name not in WORD_FIELDS:
-                with suppress(InvalidJobError):
-                    document[name] = whole(parse_json(value if name == "layers" else value.lower()))
-    return documents
+        [cells] = csv.reader([line.decode().rstrip("\r\n")], strict=True)
+    except (ValueError, csv.Error):
+        cells = []
+    if len(cells) != len(columns):
+        raise InvalidJobError(f"is no line of CSV with {len(columns)} columns in UTF-8")
+    document: Document = {
+        name: cell for name, cell in zip(columns, cells, strict=True) if cell and name in is_read
+    }
+    for name, cell in document.items():
+        if name in JOB_FIELDS and name not in WORD_FIELDS:
+            with suppress(InvalidJobError):
+                document[name] = whole(parse_json(cell if name == "layers" else cell.lower()))
+    return document
