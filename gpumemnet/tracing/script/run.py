@@ -255,7 +255,7 @@ def result_of_script(run: ScriptRun, call: ScriptCall, with_curve: bool = False)
         state_bytes = sum(storages[each].size_bytes for state in whole.state for each in state)
         has_more_state = more > 0 and state_bytes > answer.parts["optimizer_state"]
         is_more = has_more_state or more >= min(MIB, answer.requested_bytes // 100)
-        if is_more and not keeps_tensors:
+        if not keeps_tensors:
             peak = peak_of(whole.timeline, whole.timeline.sizes)[1]
             turned = [what for what, event in run.turned.items() if event <= peak][-3:]
             note = (
@@ -264,12 +264,21 @@ def result_of_script(run: ScriptRun, call: ScriptCall, with_curve: bool = False)
             )
             if turned:
                 note += f" Conditions were taken the other way before it, in the run perhaps later, or never: {'; '.join(turned)}."
-            answer = result_of_run(
+            longer = result_of_run(
                 LongRun(whole.timeline, tuple(range(len(whole.timeline.storages)))),
                 whole.timeline,
-                notes=(*run.notes, note),
+                notes=run.notes,
                 **arguments,
             )
+            # Evaluations may ask for blocks of other sizes than training leaves in the cache.
+            cached = longer.reserved_bytes - answer.reserved_bytes
+            if not is_more:
+                note = (
+                    "what follows the first steps, such as an evaluation, asks for blocks of other sizes than those in the "
+                    f"allocator's cache, which takes {cached / MIB:,.1f} MiB more."
+                )
+            if is_more or cached >= max(MIB, answer.reserved_bytes // 100):
+                answer = replace(longer, notes=(*run.notes, note))
     late, held_bytes = 0, answer.parts["optimizer_state"]
     if whole is not None and answer.peak.phase != "build":
         is_later = answer.peak.step > len(run.timeline.step_starts) - 1
