@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy, deepcopy
 from itertools import islice
+from multiprocessing.reduction import ForkingPickler
 from operator import itemgetter
 from os import PathLike
 from pathlib import Path
@@ -30,6 +31,7 @@ from torch.utils.data import (
 from gpumemnet.sandbox.process import alarm_waits
 from gpumemnet.sandbox.user_code import fault_sentence, variables_of
 from gpumemnet.torch_private.names import TorchName, tree_map_only
+from gpumemnet.torch_private.script import unseen
 
 SAMPLED: Final = 32
 """Samples that tell whether all are of one size, and draws that tell whether sizes are drawn."""
@@ -168,9 +170,9 @@ def as_worker(loader: AnyLoader, read: Callable[[], Any]) -> Any:
             loader.worker_init_fn(number)
 
     def tried(samples: list[int]) -> bytes | str:
-        # As bytes, no tensor holds a file open; an error would let the loader wait for its worker.
+        # Here, because the loader would wait for ever for a worker that cannot send.
         try:
-            return pickle.dumps(read())
+            return bytes(ForkingPickler.dumps(read()))
         except Exception as error:
             return fault_sentence(error)
 
@@ -182,11 +184,13 @@ def as_worker(loader: AnyLoader, read: Callable[[], Any]) -> Any:
         worker_init_fn=begin,
         multiprocessing_context="fork",
     )
+    batches = _ITERATOR.value()(worker)
     with alarm_waits():
-        (found,) = _ITERATOR.value()(worker)
+        found = next(batches)
     if isinstance(found, str):
         raise RuntimeError(found)
-    return pickle.loads(found)  # noqa: S301 - of a process of its own
+    with unseen():  # a copy holds no file open
+        return deepcopy(pickle.loads(found))  # noqa: S301 - of a process of its own, which still runs
 
 
 def time_to_read(seconds: float) -> Callable[[], bool]:

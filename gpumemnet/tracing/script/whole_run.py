@@ -70,7 +70,7 @@ _SIZE: Final = re.compile(r"(?!num)(?!.*batches).*batch", re.IGNORECASE)
 """Names of batch sizes, not of how many batches there are."""
 _KERNELS: Final = ("fused", "foreach", "capturable")
 """Settings of an optimizer that do not change its state."""
-_MOST_KEPT_BYTES: Final = 2**28
+_MOST_KEPT_BYTES: Final = 2**29
 """Size of a chosen batch that is kept, to be given again."""
 _SECONDS: Final = 3.0
 """CPU time to read samples of one data set; on the clock it may take three times as long."""
