@@ -177,8 +177,8 @@ def is_guarded(frame: FrameType | None, kind: type[BaseException]) -> bool:
 def _handled(node: ast.AST) -> set[str]:
     """The names of the errors that ``try`` or ``with suppress(…)`` handles."""
     kinds: list[ast.AST | None] = []
-    if isinstance(node, ast.Try):
-        kinds = [each.type for each in node.handlers]
+    if isinstance(node, ast.Try):  # one that raises only tells of them
+        kinds = [each.type for each in node.handlers if not _fails(each.body[-1])]
     if isinstance(node, ast.With):
         calls = [
             each.context_expr for each in node.items if isinstance(each.context_expr, ast.Call)

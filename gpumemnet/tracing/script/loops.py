@@ -420,8 +420,10 @@ class Loops:
         return max(counter, limit + more - loop.left) if loop.left else counter
 
     def was_cut(self) -> bool:
-        """Whether a loop was left, so that an assertion holds that no code of the user's handles."""
-        return self._has_left and not is_guarded(sys._getframe(1), AssertionError)
+        """Whether a loop or data loader was left, so that an assertion holds that no code of the user's
+        handles."""
+        is_left = self._has_left or self._progress.is_cut()
+        return is_left and not is_guarded(sys._getframe(1), AssertionError)
 
     def continues_after_error(self) -> bool:
         """Whether the run goes on after the error of a statement.

@@ -1077,17 +1077,21 @@ def test_an_evaluation_asks_for_blocks_that_the_cache_does_not_have(tmp_path: Pa
     script = """
 model = nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(1024, 1024), nn.ReLU())]).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-data = TensorDataset(torch.zeros(40960, 1024))
+data = TensorDataset(torch.zeros(1, 1024).expand(102400, 1024))
 for epoch in range(3):
     for (rows,) in DataLoader(data, batch_size=8192): step(optimizer, model(rows.cuda()).mean())
+    count = 0
     with torch.no_grad():
-        for (rows,) in DataLoader(data, batch_size=20480): model(rows.cuda())
+        for (rows,) in DataLoader(data, batch_size=20480): model(rows.cuda()); count += len(rows)
+    try: assert count == len(data)  # fewer were given
+    except Exception as error: raise error
 """
     (tmp_path / "train.py").write_text(HEAD + script)
     answer = script_child.traced(tmp_path / "train.py")
     # On an H200, PyTorch's own allocator (the null GPU) and the trace both say 507,547,688 and 832,569,344.
     assert (answer["requested_bytes"], answer["reserved_bytes"]) == (457_478_184, 752_877_568)
     assert "240.0 MiB more" in str(answer["notes"])
+    assert not answer["error"]
 
 
 def test_objects_have_the_shapes_of_their_tensors_and_larger_batches_are_no_growth(
