@@ -297,7 +297,9 @@ class Loops:
             if loop.ends_itself and place not in self.training and progress.is_cut():
                 gathered.end(sys._getframe(1), loop.ends_itself - loop.given)
         finally:
-            self._idle[place] += self._recorder.now() == start
+            # One that counts is near its own end, and not near that of a loop around it.
+            counts = loop.given < 2 or loop.left is not None
+            self._idle[place] += not counts and self._recorder.now() == start
             stepped, kept = progress.trained()
             if stepped > steps and kept == made:  # it trains what an earlier round has made
                 self.making.pop(place, None)

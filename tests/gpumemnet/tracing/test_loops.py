@@ -64,6 +64,12 @@ rounds, kept = 0, []
             "thread = Thread(target=loop); thread.start(); thread.join(); rounds = len(kept)",
             100,
         ),
+        # a loop within that is no longer watched does not count the rounds of this one
+        (
+            "for x in [1] * 3000:\n    i = 0\n    while i < 3: i += 1\n    kept.append(x); run(4); train()\n"
+            "    if len(kept) == 2000: enough()\nrounds = kept.count(0)",
+            0,
+        ),
         # until then the script gathers, and nothing trains
         ("for i in range(100):\n    run(); rounds += 1\n    if i > 90: backward(); break", 17),
         (
