@@ -380,7 +380,9 @@ class Loaders:
 
         def fetched(fetcher: Any, numbers: Any) -> Any:
             samples = fetcher.auto_collation and samples_of(fetcher, numbers)
-            return fetcher.collate_fn(samples) if samples else fetch(fetcher, numbers)
+            if samples is False:
+                return fetch(fetcher, numbers)
+            return fetcher.collate_fn(samples)  # which may be a tensor of all
 
         @wraps(make)
         def made(*args: Any, **kwargs: Any) -> None:

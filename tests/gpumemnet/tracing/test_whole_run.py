@@ -1145,6 +1145,8 @@ class Samples(Dataset):
         open({str(made)!r}, "a").write(".")
         return torch.ones({size})
 def padded(samples): return torch.stack([nn.functional.pad(x, (0, 256 - len(x))) for x in samples])
+class Together(Samples): __getitems__ = lambda self, numbers: torch.ones(len(numbers), 256)
+next(iter(DataLoader(Together(), 2, collate_fn=nn.Identity())))
 model = nn.Linear(256, 256).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 loader = iter(DataLoader(Samples(), 100, collate_fn=padded, num_workers=1))
