@@ -28,6 +28,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from gpumemnet.extract.module_calls import tensors_in
 from gpumemnet.sandbox.process import alarm_waits
 from gpumemnet.sandbox.user_code import fault_sentence, variables_of
 from gpumemnet.torch_private.names import TorchName, tree_map_only
@@ -48,6 +49,8 @@ _ITERATOR: Final = TorchName("torch.utils.data:DataLoader._get_iterator")
 """Starts the workers of a loader of the trace's own, which gives all that they read."""
 _SECONDS: Final = 2.0
 """CPU time to read the samples of a batch that are alike, and to draw batches of two."""
+_MOST_SHARED: Final = 64
+"""Tensors that come through shared memory from a worker of the trace's own."""
 _LEVELS: Final = 2
 """How deep in objects of the script the name of a folder is looked for."""
 _LONGEST_NAME: Final = 1024
@@ -172,7 +175,10 @@ def as_worker(loader: AnyLoader, read: Callable[[], Any]) -> Any:
     def tried(samples: list[int]) -> bytes | str:
         # Here, because the loader would wait for ever for a worker that cannot send.
         try:
-            return bytes(ForkingPickler.dumps(read()))
+            value = read()
+            # Each tensor in shared memory holds a file open until all have come.
+            is_shared = 0 < len(tensors_in(value)) <= _MOST_SHARED
+            return bytes((ForkingPickler if is_shared else pickle).dumps(value))
         except Exception as error:
             return fault_sentence(error)
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import resource
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -12,9 +13,11 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from gpumemnet.gpu import device_profile
 from gpumemnet.tracing.script.libraries import preparations
+from gpumemnet.tracing.script.longest_batch import as_worker
 from gpumemnet.units import MIB
 from tests.gpumemnet.tracing import script_child
 
@@ -1131,6 +1134,19 @@ for _ in range(2): step(optimizer, model(next(loader).cuda()).mean())
     (tmp_path / "train.py").write_text(HEAD + script)
     assert script_child.traced(tmp_path / "train.py")["batch_size"] == 1
     assert 2 <= len(made.read_text()) <= 4
+
+
+def test_a_worker_of_the_trace_sends_more_tensors_than_files_may_be_open() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    loader: DataLoader[object] = DataLoader(TensorDataset(torch.zeros(1)), num_workers=1)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        for count in (1, 500):
+            found = as_worker(loader, [torch.ones(2) for _ in range(count)].copy)
+            assert len(found) == count
+            assert not found[0].is_shared()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize("size", [256, "number"])
