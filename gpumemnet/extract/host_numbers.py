@@ -76,14 +76,20 @@ class _Later:
         compute: returns them; fails with a ``RuntimeError``, or returns ``None``, if it cannot.
         is_drawn: whether they follow from some that are drawn at random.
         steps: operators that are computed one after another until then.
+        is_whole: whether they follow from whole numbers and truth values alone, such as counts of
+            labels.
     """
 
     def __init__(
-        self, compute: Callable[[], torch.UntypedStorage | None], is_drawn: bool, steps: int
+        self,
+        compute: Callable[[], torch.UntypedStorage | None],
+        is_drawn: bool,
+        steps: int,
+        is_whole: bool = False,
     ) -> None:
         self.compute: Callable[[], torch.UntypedStorage | None] | None = compute
         self._storage: torch.UntypedStorage | None = None
-        self.is_drawn, self.steps = is_drawn, steps
+        self.is_drawn, self.steps, self.is_whole = is_drawn, steps, is_whole
         self.is_own = False
         """Whether the script has written them, of numbers of the host."""
 
@@ -148,13 +154,14 @@ class HostNumbers:
         is_drawn: bool,
         is_soon: bool = False,
         steps: int = 0,
+        is_whole: bool = False,
     ) -> None:
         """Remember what computes the numbers of a tensor whose storage is new."""
         with suppress(NotImplementedError):  # one of the tensors that torch.vmap computes with
             storage = tensor.untyped_storage()
             if tensor.numel() and _fits(tensor):
                 copied = partial(_copied, storage.nbytes(), _place(tensor), numbers)
-                self._put(storage, _Later(copied, is_drawn, steps), is_soon)
+                self._put(storage, _Later(copied, is_drawn, steps, is_whole), is_soon)
 
     def _put(self, storage: torch.UntypedStorage, later: _Later, is_soon: bool) -> None:
         """Remember the numbers of a storage, unless they are to be computed now, and cannot be."""
@@ -207,9 +214,19 @@ class HostNumbers:
         return self._storages[tensor.untyped_storage()].is_drawn
 
     def is_own(self, tensor: Tensor) -> bool:
-        """Whether a tensor holds one number, which the script itself has written, such as a flag."""
-        is_one = tensor.numel() == 1 and self._has(tensor)
-        return is_one and self._storages[tensor.untyped_storage()].is_own
+        """Whether a tensor holds one number, which the script itself has written, such as a flag, or
+        which follows from whole numbers."""
+        if tensor.numel() != 1 or not self._has(tensor):
+            return False
+        later = self._storages[tensor.untyped_storage()]
+        return later.is_own or later.is_whole
+
+    def _is_whole(self, tensor: Tensor) -> bool:
+        """Whether the numbers of a tensor follow from whole numbers alone."""
+        if self._has(tensor):
+            return self._storages[tensor.untyped_storage()].is_whole
+        has_fractions = tensor.is_floating_point() or tensor.is_complex()
+        return not (has_fractions or self._unknown(tensor))
 
     def _made_up(self, tensor: Tensor) -> Tensor:
         """Make up numbers of a tensor, and of what else is in its storage."""
@@ -313,15 +330,23 @@ class HostNumbers:
             and not given[0].is_floating_point()
         )
         is_drawn = draws or (not counts and any(each.is_drawn for each in later))
+        is_whole = bool(given) and not draws and all(map(self._is_whole, given))
         for each in written:
             copied = partial(lambda number: run()[1].get(number), storage_id(each))
-            own = _Later(copied, is_drawn, steps)
+            own = _Later(copied, is_drawn, steps, is_whole)
             own.is_own = all(other is each or not self._unknown(other) for other in given)
             self._put(each.untyped_storage(), own, is_soon)
         for place, each in fresh:
             if not written or storage_id(each) not in changed:
                 numbers = partial(lambda place: run()[0][place], place)
-                self._keep(each, numbers, is_drawn=is_drawn, is_soon=is_soon, steps=steps)
+                self._keep(
+                    each,
+                    numbers,
+                    is_drawn=is_drawn,
+                    is_soon=is_soon,
+                    steps=steps,
+                    is_whole=is_whole,
+                )
         return is_soon
 
     def _taken(self, changed: set[int], changed_now: set[int], tensor: Tensor) -> _Taken:

@@ -231,7 +231,9 @@ CONDITIONS = {
     "flag": (  # of which no way is open once it is written
         "flag = torch.Tensor([False]).cuda() if i == 0 else flag\n"
         "flag.data.copy_(torch.Tensor([True]))\nkeep = block(128)\n"
-        "if not flag: other = block(256)\nif flag.item() == 1: other = block(128)"
+        "if not flag: other = block(256)\nif flag.item() == 1: other = block(128)\n"
+        "labels = torch.arange(64).cuda() % 4\n"  # whole numbers, and so are counts of them
+        "if (labels == 7).float().sum() > 0: keep = block(512)"
     ),
     "failed": "if i: score = math.log10(0)\nkeep = block(256 * (i > 1))",
     "told": (  # and saved, which decides nothing, as dividing by a number does not
