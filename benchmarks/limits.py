@@ -186,7 +186,6 @@ def _traced(network: Network, gpu: str) -> dict[str, Any]:
         optimizer=network.optimizer,
         precision=network.precision,
         gpu=gpu,
-        best_effort=True,
     )
     return {
         "expected_bytes": answer.expected_bytes,

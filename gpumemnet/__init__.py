@@ -51,7 +51,6 @@ if TYPE_CHECKING:
         PUBLISHED_BINS as PUBLISHED_BINS,
         BinScheme as BinScheme,
         bins_of_width as bins_of_width,
-        named_bins as named_bins,
     )
     from gpumemnet.predict.features import (
         FEATURE_COLUMNS as FEATURE_COLUMNS,
@@ -71,7 +70,7 @@ if TYPE_CHECKING:
 
 _MODULE_OF = {
     **dict.fromkeys(
-        ("PUBLISHED_BINS", "BinScheme", "bins_of_width", "named_bins"),
+        ("PUBLISHED_BINS", "BinScheme", "bins_of_width"),
         "gpumemnet.predict.distribution",
     ),
     **dict.fromkeys(("Bundle", "load_bundle", "shipped_bundles"), "gpumemnet.predict.bundle"),

@@ -25,7 +25,7 @@ from gpumemnet.atomic_files import Document, from_json
 from gpumemnet.errors import InvalidRequestError, ServiceError, check_installed
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.predict.distribution import PUBLISHED_BINS, BinScheme, bins_of_width
+from gpumemnet.predict.distribution import BinScheme, bins_of_width
 from gpumemnet.predict.gpu_fit import Fit
 from gpumemnet.predict.largest_batch import BatchSizes
 from gpumemnet.predict.prediction import Prediction, PredictionOptions
@@ -78,7 +78,7 @@ class RequestOptions(PredictionOptions):
     """The options of a prediction by a service.
 
     Attributes:
-        bins: a published scheme, or ``bins_of_width`` of whole MiB; by default as in
+        bins: ``bins_of_width`` of whole MiB; by default as in
             :class:`PredictionOptions`.
         fits: also decide what the job fits: ``True`` for the whole catalogue, or names such as
             ``A100`` and ``A100/3g.20gb``.
@@ -110,11 +110,9 @@ def _given(members: Mapping[str, Any]) -> Document:
 def _bins_and_coverage(bins: BinScheme | None, coverage: float) -> Document:
     if bins is None:
         return {"coverage": coverage}
-    if bins == PUBLISHED_BINS.get(bins.name):
-        return {"coverage": coverage, "bins": bins.name}
     if bins.width_bytes % MIB or bins != bins_of_width(bins.width_bytes):
         raise InvalidRequestError(
-            "must be a published scheme or bins_of_width(…) of whole MiB: the service knows no others",
+            "must be bins_of_width(…) of whole MiB: the service knows no others",
             "bins",
         )
     return {"coverage": coverage, "bin_width_mib": bins.width_bytes // MIB}

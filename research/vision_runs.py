@@ -473,7 +473,6 @@ def _traced(row: Mapping[str, str], job: _Job) -> int:
         own_optimizer=_optimizer(job.optimizer),
         loss=lambda output, *_: output,
         zero_grad="before_backward",
-        best_effort=True,
         parallel="ddp" if ranks > 1 else "none",
         ranks=ranks,
         precision="amp_fp16" if row["precision"].startswith("amp") else "fp32",

@@ -97,13 +97,6 @@ FactoryArguments = Annotated[
         "--arg", metavar="NAME=VALUE", help="Keyword argument of the factory; JSON, or else text."
     ),
 ]
-BestEffort = Annotated[
-    bool,
-    model_option(
-        "--best-effort",
-        help="Continue with a guess, and a note, where the values of tensors are needed.",
-    ),
-]
 Optimizer = Annotated[
     str,
     training_option(metavar="|".join(TRAINING_OPTIONS["optimizer"].choices), help="The optimizer."),

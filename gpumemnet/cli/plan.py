@@ -19,7 +19,6 @@ from gpumemnet.cli.fit import OF_PLAN
 from gpumemnet.cli.options import (
     AllocatorConf,
     BatchSize,
-    BestEffort,
     Cudnn,
     Deadline,
     FactoryArguments,
@@ -98,7 +97,6 @@ def plan(
     batch_size: BatchSize = None,
     inputs: Inputs = None,
     argument: FactoryArguments = None,
-    best_effort: BestEffort = False,
     optimizer: Optimizer = DEFAULT_OPTIONS.optimizer,
     precision: Precision = DEFAULT_OPTIONS.precision,
     loss: Loss = LOSSES[0],
@@ -154,7 +152,7 @@ def plan(
         options, stated = TraceOptions(), stated | named_values(settings, "set")
     elif launch is not None:
         kernel = attention_kernel(settings)
-        options = TraceOptions(best_effort=best_effort, attention_kernel=kernel)
+        options = TraceOptions(attention_kernel=kernel)
     elif method or sequence_length:
         raise InvalidRequestError("is for a model by its name", "method")
     else:
@@ -163,7 +161,6 @@ def plan(
             optimizer=optimizer,
             precision=precision,
             loss=loss,
-            best_effort=best_effort,
             **chosen,
         )
     request = checked_request(

@@ -19,7 +19,6 @@ from gpumemnet.atomic_files import write_output
 from gpumemnet.cli.options import (
     AllocatorConf,
     BatchSize,
-    BestEffort,
     Cudnn,
     Deadline,
     FactoryArguments,
@@ -100,7 +99,6 @@ def trace(
     batch_size: BatchSize = None,
     inputs: Inputs = None,
     argument: FactoryArguments = None,
-    best_effort: BestEffort = False,
     optimizer: Optimizer = DEFAULT_OPTIONS.optimizer,
     precision: Precision = DEFAULT_OPTIONS.precision,
     loss: Loss = LOSSES[0],
@@ -205,7 +203,6 @@ def trace(
                 variables=launch.variables,
                 attention_kernel=attention_kernel(settings),
                 ranks=launch.ranks,
-                best_effort=best_effort,
                 batch_argument=batch_argument,
                 **common,
             )
@@ -219,7 +216,6 @@ def trace(
                     loss=loss,
                     parallel=parallel,
                     ranks=ranks,
-                    best_effort=best_effort,
                     **training_settings(settings, ("zero_grad", "keeps_names")),
                 ),
                 inputs=inputs or (),

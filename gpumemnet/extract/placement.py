@@ -76,7 +76,6 @@ _READS_VALUE: Final = frozenset(
         ),
     }
 )
-HINT: Final = "; --best-effort continues with a guess"
 NEEDS_VALUES: Final = "needs the values of a tensor, and here no values are computed"
 _NO_SHAPE: Final = "has an output whose shape depends on values, and here no values are computed"
 _NO_KERNEL: Final = (
@@ -110,15 +109,9 @@ def is_small(tensor: torch.Tensor) -> bool:
 
 class MissingValues:
     """Decides what happens where code needs values that were not computed: this class refuses;
-    others may guess.
+    others may guess."""
 
-    Args:
-        guess_of: returns the guess for an operator and its arguments that another would continue
-            with, ``None`` if there is none; errors then say so.
-    """
-
-    def __init__(self, guess_of: Callable[..., object] | None = None) -> None:
-        self._guess_of = guess_of
+    def __init__(self) -> None:
         self._notes: dict[tuple[str, str], str] = {}
         self._scalars_are_factors = False
 
@@ -141,7 +134,7 @@ class MissingValues:
         """
         if self._scalars_are_factors and function.rpartition(".")[2] == "item":
             return one(tensor.dtype)
-        raise UnknownValueError(function, f"{NEEDS_VALUES}{HINT if self._guess_of else ''}")
+        raise UnknownValueError(function, NEEDS_VALUES)
 
     def result(
         self, operator: Any, args: Arguments, kwargs: Keywords, error: UnknownValueError
@@ -151,8 +144,7 @@ class MissingValues:
         Raises:
             UnknownValueError: ``error``, which names the operator.
         """
-        has_guess = self._guess_of is not None and self._guess_of(operator, args, kwargs)
-        raise UnknownValueError(error.operator, f"{error.reason}{HINT if has_guess else ''}")
+        raise error
 
     def assumed(self, tensor: torch.Tensor) -> torch.Tensor:
         """A real tensor gives the values of one on the GPU; return it."""

@@ -6,15 +6,15 @@ head is that of PixelCNN++ (Salimans et al., ICLR 2017, section 2.1), applied to
 width.
 
 Bins are the intervals of memory that a classifier predicts.  GPUMemNet's tables use bins of 1,000,
-2,000 and 8,000 MiB and call them 1, 2 and 8 "GB" (arXiv 2602.17817, section 5); they are available as
-named schemes.  Any other scheme is given by its width in bytes; the default is 1 GiB.
+2,000 and 8,000 MiB and call them 1, 2 and 8 "GB" (arXiv 2602.17817, section 5).  A scheme is given by
+its width; the default is 1 GiB.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
@@ -22,7 +22,7 @@ import numpy as np
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.job_table import Array, Indices
-from gpumemnet.job.layers import check_choice, describe
+from gpumemnet.job.layers import describe
 from gpumemnet.units import GIB, MIB
 
 _PAIRS_AT_ONCE: Final = 2**14
@@ -132,7 +132,7 @@ class BinScheme:
     Attributes:
         width_bytes: width of a bin.
         count: number of bins, including the open one.
-        name: the published name, or the width in MiB.
+        name: the width in MiB, unless another is given.
 
     Raises:
         InvalidRequestError: when the width is less than 1 MiB, or there are no bins or more than
@@ -200,17 +200,5 @@ def bins_of_width(width_bytes: float, top_bytes: int = DEFAULT_TOP_BYTES) -> Bin
     return BinScheme(width, math.ceil(top_bytes / width) + 1 if width > 0 else 0)
 
 
-PUBLISHED_BINS: Final = {
-    (name := f"published-{width}mib"): replace(bins_of_width(width * MIB), name=name)
-    for width in (1000, 2000, 8000)
-}
-
-
-def named_bins(name: str) -> BinScheme:
-    """Looks up a published scheme by its name.
-
-    Raises:
-        InvalidRequestError: when the name is unknown; the message lists the names.
-    """
-    check_choice(name, PUBLISHED_BINS, "bins")
-    return PUBLISHED_BINS[name]
+PUBLISHED_BINS: Final = {width: bins_of_width(width * MIB) for width in (1000, 2000, 8000)}
+"""Width in MiB → GPUMemNet's scheme of that width."""

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from gpumemnet.extract.module_calls import ModelInputs
-    from gpumemnet.extract.placement import MissingValues
+    from gpumemnet.tracing.missing_values import GuessedValues
 
 LOSSES: Final = ("auto", "cross_entropy", "mse", "bce", "mean")
 """Names of losses; ``auto`` takes the model's own loss, or one that fits its output."""
@@ -82,8 +82,6 @@ class TraceOptions(TrainingOptions):
         zero_grad: where the loop drops its gradients, one of :data:`ZERO_GRAD`.
         parallel: how several GPUs are used, one of :data:`PARALLEL`; each GPU has the batch size of
             the inputs.
-        best_effort: whether to continue with a guess where the model needs the values of tensors,
-            see :class:`~gpumemnet.tracing.missing_values.GuessedValues`.
         keeps_names: whether batch, output and loss of a step stay alive until the next step
             replaces them, as in a loop that calls no function for each step.
         last_batch_size: samples in the last batch of an epoch, if it is smaller.  Two further steps
@@ -104,7 +102,6 @@ class TraceOptions(TrainingOptions):
     loss: object = LOSSES[0]
     zero_grad: str = ZERO_GRAD[0]
     parallel: str = PARALLEL[0]
-    best_effort: bool = False
     keeps_names: bool = True
     last_batch_size: int | None = None
     forward_passes_first: int = 0
@@ -259,8 +256,7 @@ def trace(
             ``loss``, ``optimizer_implementation``, ``checkpointing``, ``channels_last``,
             ``gradient_accumulation``, ``zero_grad``, ``attention_kernel``, ``cudnn_benchmark``,
             ``parallel`` and ``ranks`` (the answer is for one of them, with a batch of
-            ``batch_size``), ``best_effort``, ``clip_norm``, ``tf32``, ``keeps_names`` and
-            ``last_batch_size``.
+            ``batch_size``), ``clip_norm``, ``tf32``, ``keeps_names`` and ``last_batch_size``.
 
     Returns:
         the answer; all amounts are in bytes, for one GPU.
@@ -390,7 +386,7 @@ def _trace_in_child(document: Document) -> Document:
 @contextmanager
 def factory_model(
     document: Mapping[str, Any], options: TraceOptions
-) -> Iterator[tuple[nn.Module, ModelInputs, TraceOptions, MissingValues]]:
+) -> Iterator[tuple[nn.Module, ModelInputs, TraceOptions, GuessedValues]]:
     """Context of what a factory builds: the model, what it is called with, the options with its own
     loss, and the values that were guessed.
 
@@ -400,12 +396,11 @@ def factory_model(
     """
     code = source_code(document)
     _LOG.info("importing torch")
-    from gpumemnet.extract.placement import MissingValues
     from gpumemnet.torch_private.training import without_dynamo
-    from gpumemnet.tracing.missing_values import GuessedValues, guess_of
+    from gpumemnet.tracing.missing_values import GuessedValues
 
     _LOG.info("building the model")
-    guesses = GuessedValues() if options.best_effort else MissingValues(guess_of)
+    guesses = GuessedValues()
     with without_dynamo():
         built, inputs = build(document, code, guesses)
         own = options if built.loss is None else replace(options, loss=built.loss)

@@ -1,5 +1,4 @@
-"""Code that needs the values of tensors, which a trace does not compute: refuse it, or with
-``--best-effort`` guess.
+"""Code that needs the values of tensors, which a trace does not compute, goes on with a guess.
 
 Each guess is a note that names the operator and the line.  There are four guesses.  A value that is
 read is 1.  A condition is true, unless it leads to an error.  An operator that selects elements by their values selects all of

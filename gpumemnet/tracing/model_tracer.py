@@ -226,10 +226,9 @@ class ModelTracer:
                 type(own).__name__,
                 options.optimizer,
             )
-        missing_values = GuessedValues() if options.best_effort else None
         stated = ExtractOptions(**options.job_fields() | alone | optimizer)
         job = extract_from(
-            self._model, self._inputs, stated, missing_values, self._platform.device
+            self._model, self._inputs, stated, GuessedValues(), self._platform.device
         ).job
         return replace(job, traced_peak_bytes=reserved_bytes)
 

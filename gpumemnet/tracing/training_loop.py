@@ -48,7 +48,7 @@ from gpumemnet.tracing.losses_and_optimizers import (
     loss_name,
     optimizer_factory,
 )
-from gpumemnet.tracing.missing_values import GuessedValues, guess_of
+from gpumemnet.tracing.missing_values import GuessedValues
 from gpumemnet.tracing.operators.autocast import cuda_kernels
 from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.recorder import Recorder
@@ -107,7 +107,7 @@ def record(
         PlanError: a plan is applied to the model that would change what it computes.
     """
     modes = {module: module.training for module in model.modules()}
-    missing_values = GuessedValues() if options.best_effort else MissingValues(guess_of)
+    missing_values = GuessedValues()
     run = _TrainingRun(model, inputs, options, platform, missing_values, new_recorder)
     try:
         with torch.enable_grad(), ExitStack() as stack:

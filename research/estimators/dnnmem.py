@@ -254,8 +254,7 @@ def recorded_graph(subject: Subject, of_modules: bool = False) -> Graph:
     """
     training, graph = subject.training(), Graph()
     recorder, model = _GraphRecorder(graph), training.network
-    values = GuessedValues() if training.options.best_effort else None
-    with torch.enable_grad(), placement(values) if values else placement(), without_dynamo():
+    with torch.enable_grad(), placement(GuessedValues()), without_dynamo():
         model.train()
         with with_meta_tensors(model) as moved:
             for tensor, _, is_parameter in moved.moves:

@@ -30,7 +30,6 @@ def fake_tensor_parts(subject: Subject) -> Mapping[str, int]:
         optimizer="sgd",
         loss=_sum,
         zero_grad="after_step",
-        best_effort=training.options.best_effort,
         keeps_names=False,
     )
     return _peak_parts(training, options)

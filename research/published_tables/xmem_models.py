@@ -173,7 +173,6 @@ def _real_model(name: str, is_text: bool, optimizer: str, zero_grad: str, gpu: s
         loss="auto" if is_text else "cross_entropy",
         zero_grad=zero_grad,
         keeps_names=True,
-        best_effort=is_text,  # transformers asks whether the mask is all ones
     )
     short, factory = _FACTORIES[name]
     sample = _text if is_text else _images

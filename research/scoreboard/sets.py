@@ -21,8 +21,8 @@ from gpumemnet.units import MIB
 
 Array = NDArray[np.float64]
 SEED: Final = 0
-_SMALL: Final = PUBLISHED_BINS["published-1000mib"]
-_LARGE: Final = PUBLISHED_BINS["published-8000mib"]
+_SMALL: Final = PUBLISHED_BINS[1000]
+_LARGE: Final = PUBLISHED_BINS[8000]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

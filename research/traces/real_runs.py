@@ -133,9 +133,8 @@ def _document(model: RealModel) -> dict[str, Any]:
         network = model.build()
         options = ExtractOptions(**model.options.job_fields())
         example = model.sample(network, SAMPLES)
-        guesses = GuessedValues() if model.options.best_effort else None
         inputs = inputs_from_example(example, None)
-        document["job"] = job_to_dict(extract_from(network, inputs, options, guesses).job)
+        document["job"] = job_to_dict(extract_from(network, inputs, options, GuessedValues()).job)
         tensors = [*network.parameters(), *network.buffers(), *_tensors(model.sample(network, 1))]
         prime = prime_for(dimension for tensor in tensors for dimension in tensor.shape)
         platform = model.platform(model.gpu)

@@ -21,7 +21,7 @@ from gpumemnet.gpu import available_mib, device_profiles, mig_profiles, reserve
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import ReadJobs, read_jobs
 from gpumemnet.predict.bundle import Bundle
-from gpumemnet.predict.distribution import bins_of_width, named_bins
+from gpumemnet.predict.distribution import bins_of_width
 from gpumemnet.predict.features import FEATURE_SCHEMA
 from gpumemnet.predict.gpu_fit import Target, catalogue_targets, fits_table, target
 from gpumemnet.predict.largest_batch import (
@@ -100,20 +100,13 @@ def options_of(request: PredictOptions) -> Options:
     """The options of ``request``.
 
     Raises:
-        InvalidRequestError: for an unknown GPU or bin scheme.
+        InvalidRequestError: for an unknown GPU.
     """
-    bins = None
-    if request.bins is not None:
-        if request.bin_width_mib is not None:
-            reason = "must not stand beside bin_width_mib: give one of them"
-            raise InvalidRequestError(reason, "bins")
-        bins = named_bins(request.bins)
-    elif request.bin_width_mib is not None:
-        bins = bins_of_width(request.bin_width_mib * MIB)
+    width_mib = request.bin_width_mib
     coverage = DEFAULT_COVERAGE if request.coverage is None else request.coverage
     return Options(
         coverage=coverage,
-        bins=bins,
+        bins=None if width_mib is None else bins_of_width(width_mib * MIB),
         gpu=request.gpu,
         encoder=request.encoder,
         targets=_targets(request.fits, request.devices),
@@ -369,7 +362,7 @@ def _check_size(jobs: int, options: Options) -> None:
         raise InvalidRequestError(
             f"gives {bins.count} bins for each of {jobs} jobs, and an answer holds at most {MAX_PROBABILITIES} probabilities: "
             "ask for wider bins or for fewer jobs at a time",
-            "bins" if bins.name.startswith("published") else "bin_width_mib",
+            "bin_width_mib",
         )
     targets = options.targets or ()
     if jobs * len(targets) > MAX_FITS:

@@ -28,7 +28,7 @@ from gpumemnet.job import layers, training_job
 from gpumemnet.job.layers import MAX_ELEMENTS, MAX_LAYERS, check_choice
 from gpumemnet.predict import gpu_fit, largest_batch, prediction
 from gpumemnet.predict.bundle_card import ENCODERS
-from gpumemnet.predict.distribution import DEFAULT_TOP_BYTES, MAX_BINS, PUBLISHED_BINS
+from gpumemnet.predict.distribution import DEFAULT_TOP_BYTES, MAX_BINS
 from gpumemnet.predict.gpu_fit import MAX_DEVICE_NAME, MAX_FREE_MIB
 from gpumemnet.predict.largest_batch import DEFAULT_MAX_BATCH
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE
@@ -455,8 +455,6 @@ class PredictOptions(Schema):
     coverage: Coverage = None
     bin_width_mib: Annotated[int, Field(ge=MIN_BIN_WIDTH_MIB, le=MAX_BIN_WIDTH_MIB)] | None = None
     """width of the bins in MiB; by default 1,024, up to the capacity of the GPU"""
-    bins: Annotated[str, OneOf(PUBLISHED_BINS)] | None = None
-    """a published bin scheme by name, instead of a width"""
     gpu: GpuName | None = None
     """the GPU, by a name in /v1/gpus; by default the service's"""
     encoder: Encoder = None

@@ -131,9 +131,7 @@ def python_options(question: Mapping[str, Any]) -> dict[str, Any]:
     options = {
         name: value for name, value in question.items() if name in ("coverage", "gpu", "encoder")
     }
-    if "bins" in question:
-        options["bins"] = gpumemnet.named_bins(question["bins"])
-    elif "bin_width_mib" in question:
+    if "bin_width_mib" in question:
         options["bins"] = gpumemnet.bins_of_width(question["bin_width_mib"] * MIB)
     return options
 

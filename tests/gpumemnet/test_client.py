@@ -156,10 +156,8 @@ def test_threads_share_a_client(client: Client, predictor: Predictor, job: Train
 def test_many_jobs_are_answered_in_order_and_one_alone_may_fail(
     client: Client, predictor: Predictor, job: TrainingJob, unsupported: TrainingJob
 ) -> None:
-    first, second, third = client.predict_many(
-        [job, unsupported, job], bins=PUBLISHED_BINS["published-2000mib"]
-    )
-    expected = predictor.predict_many([job, job], bins=PUBLISHED_BINS["published-2000mib"])
+    first, second, third = client.predict_many([job, unsupported, job], bins=PUBLISHED_BINS[2000])
+    expected = predictor.predict_many([job, job], bins=PUBLISHED_BINS[2000])
     assert_same(first, expected[0])
     assert_same(third, expected[1])
     assert isinstance(second, ServiceError)

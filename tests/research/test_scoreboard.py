@@ -19,7 +19,7 @@ from research.scoreboard.protocol import calibrated, failures, figures, fitted_l
 from research.scoreboard.run import ANSWERS
 from research.scoreboard.sets import SETS, load_set
 
-BINS = PUBLISHED_BINS["published-1000mib"]
+BINS = PUBLISHED_BINS[1000]
 DATASETS = Path("dataset_builder/datasets")
 NAN = float("nan")
 

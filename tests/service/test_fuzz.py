@@ -72,7 +72,6 @@ options = st.fixed_dictionaries(
     optional={
         "coverage": st.sampled_from([0.5, 0.9, 0.99]) | st.floats() | junk,
         "bin_width_mib": st.integers(49, 196608) | junk,
-        "bins": st.sampled_from(["published-1000mib", "published-8000mib"]) | junk,
         "gpu": st.sampled_from(["A100", "H200"]) | junk,
         "encoder": st.sampled_from(["mlp", "transformer"]) | junk,
         "fits": st.booleans()

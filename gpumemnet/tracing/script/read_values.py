@@ -24,7 +24,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from gpumemnet.extract.host_numbers import MOST_NUMBERS, HostNumbers
 from gpumemnet.extract.placement import (
-    HINT,
     READS_VALUE_BELOW,
     REAL_WHOLE_ELEMENTS,
     MissingValues,
@@ -135,13 +134,10 @@ class ReadValues(MissingValues):
 
     Args:
         assumed: returns what the run assumes; called when that is first needed.
-        best_effort: whether to guess what operators of other libraries return that do not describe
-            it.
     """
 
-    def __init__(self, *, assumed: Callable[[], Assumptions], best_effort: bool) -> None:
+    def __init__(self, assumed: Callable[[], Assumptions]) -> None:
         self._assumed_ways = assumed
-        self._best_effort = best_effort
         self.is_still: Callable[[str], bool] = lambda place: False
         """Whether the rounds of a loop that asks at a place do nothing new."""
         self.sentences: dict[str, str] = {}
@@ -203,10 +199,9 @@ class ReadValues(MissingValues):
             masks = [each for each in tree_leaves(args[1:] or args) if each in self._masks]
             usual = self._decisions.assumptions.selected_share
             share = self._masks[masks[0]] if masks else usual
-            selection = selection_of(operator, share)
-            guess = selection or guess_of(operator, args, kwargs)
-            if guess is None or not (selection or self._best_effort):
-                raise UnknownValueError(error.operator, f"{error.reason}{(guess and HINT) or ''}")
+            guess = selection_of(operator, share) or guess_of(operator, args, kwargs)
+            if guess is None:
+                raise error
             if selects(operator):
                 self.selections.setdefault(running_line() or error.operator)
             result, what = guess(*args, **kwargs)

@@ -158,8 +158,6 @@ class ScriptCall:
         assumptions: which conditions on values of the GPU are not as usual.
         continued: returns the call for a later request, which goes on from the first one's
             checkpoint.
-        best_effort: whether to guess what operators of other libraries return that do not describe
-            it.
         more_seconds: longest time for the whole run after the first steps.
         change: returns the code of the script's file, changed.
         resized: a batch size of arguments, configuration files and data loaders, and the one to put
@@ -181,7 +179,6 @@ class ScriptCall:
     ranks: int | None = None
     assumptions: Assumptions = USUAL
     continued: Callable[[Document], ScriptCall] | None = None
-    best_effort: bool = False
     more_seconds: float = 20.0
     change: Callable[[ast.Module], ast.Module] = lambda tree: tree
     resized: tuple[int, int] | None = None
@@ -330,7 +327,7 @@ def run_script(call: ScriptCall) -> ScriptRun:
         return call.assumptions
 
     checkpoint = Checkpoint(continues, is_wanted=call.continued is not None)
-    values = ReadValues(assumed=assumed, best_effort=call.best_effort)
+    values = ReadValues(assumed)
     allocator = AllocatorChoice(call.settings, values.note_once)
     known = KnownValues(values, limited=lambda tensor: observer.device_of(tensor) == GPU)
     known.numbers.makes_up = call.assumptions.makes_up

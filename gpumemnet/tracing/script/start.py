@@ -62,7 +62,6 @@ def trace_script(
     allocator: AllocatorSettings | None = None,
     cudnn: str = OFF,
     attention_kernel: str | None = None,
-    best_effort: bool = False,
     is_module: bool = False,
     ranks: int | None = None,
     variables: Mapping[str, str] | None = None,
@@ -83,8 +82,6 @@ def trace_script(
         gpu, allocator, cudnn, deadline_seconds, show_output, progress: as in :func:`trace_file`.
         attention_kernel: the scaled-dot-product kernel to use; the kernel that PyTorch would choose
             by default.
-        best_effort: whether to continue with a guess where an operator of another library does not
-            describe its output.
         is_module: whether it is a module, to be run as by ``python -m`` in this folder.
         ranks: number of GPUs that the script is started on by ``torchrun``, as whose first rank it
             is traced; ``None`` if it is started alone.
@@ -102,7 +99,7 @@ def trace_script(
         InvalidJobError, InvalidRequestError: an option has no such value.
         MissingExtraError: torch is not installed.
     """
-    options = TraceOptions(attention_kernel=attention_kernel, best_effort=best_effort)
+    options = TraceOptions(attention_kernel=attention_kernel)
     request = {
         **script_document(script, arguments, is_module),
         "ranks": None if ranks is None else check_count(ranks, "ranks", 1, MAX_RANKS),
@@ -286,6 +283,5 @@ def script_call(document: Document, request: TraceRequest) -> tuple[ScriptCall, 
         platform=platform,
         settings=request.allocator,
         is_module=document["is_module"],
-        best_effort=request.options.best_effort,
     )
     return call, notes

@@ -127,7 +127,7 @@ def test_the_allocators_settings_are_the_jobs_and_not_the_shells(
 @pytest.mark.parametrize(
     ("factory", "how", "sentence"),
     [
-        ("values.py:reads", "item", r"values\.py line \d+, in item: Tensor\.item needs the values"),
+        ("operators.py:calls", "split", r"operators\.py line \d+, in split: trace_example\.split"),
         (
             "losses.py:with_loss",
             "per_sample",

@@ -32,7 +32,7 @@ def test_an_ordinary_network_gets_a_limit_that_covers_its_trace(
     assert main(["predict", str(path), "--gpu", "A100-40GB", "--json"]) == 0
     answer = json.loads(capfd.readouterr().out)
     model, inputs = getattr(ordinary, factory)()
-    traced = gpumemnet.trace(model, inputs, optimizer="adam", gpu="A100-40GB", best_effort=True)
+    traced = gpumemnet.trace(model, inputs, optimizer="adam", gpu="A100-40GB")
     assert answer["safe_bytes"] >= traced.expected_bytes
     assert answer["expected_bytes"] < 5 * traced.expected_bytes
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.predict.distribution import PUBLISHED_BINS, BinScheme, bins_of_width, named_bins
+from gpumemnet.predict.distribution import PUBLISHED_BINS, BinScheme, bins_of_width
 from gpumemnet.units import GIB, MIB
 
 
@@ -28,15 +28,8 @@ def test_the_open_bin_lies_above_the_card() -> None:
 
 
 def test_published_schemes_have_their_widths() -> None:
-    assert {name: scheme.width_bytes // MIB for name, scheme in PUBLISHED_BINS.items()} == {
-        "published-1000mib": 1000,
-        "published-2000mib": 2000,
-        "published-8000mib": 8000,
-    }
-    assert named_bins("published-8000mib").index(np.array([7999 * MIB, 8000 * MIB])).tolist() == [
-        0,
-        1,
-    ]
+    assert [*PUBLISHED_BINS] == [1000, 2000, 8000]
+    assert PUBLISHED_BINS[8000].index(np.array([7999 * MIB, 8000 * MIB])).tolist() == [0, 1]
 
 
 def test_edges_are_where_the_bins_meet() -> None:
@@ -59,11 +52,3 @@ def test_a_width_without_sense_is_refused(width: object) -> None:
 def test_too_many_bins_are_refused() -> None:
     with pytest.raises(InvalidRequestError, match="4096"):
         bins_of_width(MIB, 64 * GIB)
-
-
-def test_an_unknown_name_lists_the_known() -> None:
-    with pytest.raises(
-        InvalidRequestError,
-        match="published-1000mib, published-2000mib, published-8000mib, not 'gb'",
-    ):
-        named_bins("gb")

@@ -1,5 +1,5 @@
-"""Models that need values which a trace does not have: refused with operator and line, or guessed
-with a note of both."""
+"""Models that need values which a trace does not have: guessed with a note of operator and line, or
+refused with both."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def example(name: str) -> ModuleType:
     return module
 
 
-def traced(source: str, *arguments: str, best_effort: bool = False) -> TraceAnswer:
+def traced(source: str, *arguments: str) -> TraceAnswer:
     file, _, factory = source.partition(":")
     model, inputs, *loss = getattr(example(file), factory)(*arguments)
-    return trace(model, inputs, best_effort=best_effort, **({"loss": loss[0]} if loss else {}))
+    return trace(model, inputs, **({"loss": loss[0]} if loss else {}))
 
 
-def refusal(source: str, *arguments: str, best_effort: bool = False) -> str:
+def refusal(source: str, *arguments: str) -> str:
     with pytest.raises(ExtractError) as raised:
-        traced(source, *arguments, best_effort=best_effort)
+        traced(source, *arguments)
     assert "\n" not in str(raised.value)
     return str(raised.value)
 
@@ -102,39 +102,23 @@ def line_of(file: str, text: str) -> int:
         ),
     ],
 )
-def test_the_operator_and_the_line_are_named_and_best_effort_goes_on(
+def test_a_note_names_the_operator_the_line_and_the_guess(
     source: str, how: str, operator: str, line: str, guess: str
 ) -> None:
     file = source.partition(":")[0]
     place = f"{file}.py line {line_of(file, line)}, in "
-    sentence = refusal(source, how)
-    assert place in sentence
-    assert operator in sentence
-    assert sentence.endswith("; --best-effort continues with a guess")
-    notes = [
-        note
-        for note in traced(source, how, best_effort=True).notes
-        if place in note and guess in note
-    ]
+    notes = [note for note in traced(source, how).notes if place in note and guess in note]
     assert len(notes) == 1
     assert operator in notes[0]
 
 
-@pytest.mark.parametrize(
-    ("source", "how", "line"),
-    [
-        ("operators:calls", "split", "ops.trace_example.split("),
-    ],
-)
-def test_where_nothing_can_be_guessed_both_refuse(source: str, how: str, line: str) -> None:
-    file = source.partition(":")[0]
-    assert f"{file}.py line {line_of(file, line)}, in {how}" in refusal(source, how)
-    assert refusal(source, how) == refusal(source, how, best_effort=True)
-    assert "--best-effort" not in refusal(source, how)
+def test_where_nothing_can_be_guessed_the_line_is_named() -> None:
+    line = line_of("operators", "ops.trace_example.split(")
+    assert f"operators.py line {line}, in split" in refusal("operators:calls", "split")
 
 
 def test_a_loop_that_waits_for_another_answer_ends() -> None:
-    sentence = refusal("values:reads", "loop", best_effort=True)
+    sentence = refusal("values:reads", "loop")
     assert f"values.py line {line_of('values', 'while largest')}" in sentence
     assert "was taken to be true 10,000 times" in sentence
 
