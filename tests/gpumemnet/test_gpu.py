@@ -167,6 +167,15 @@ def test_a_profile_comes_back_from_its_file(tmp_path: Path) -> None:
     assert find_profile("a100") == device_profile("A100")
 
 
+def test_the_profile_of_the_documentation_is_one(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/how-to/new-gpu-host.md").read_text()
+    path = tmp_path / "profile.json"
+    path.write_text(page.partition("```json\n")[2].partition("```")[0])
+    profile = find_profile(str(path))
+    assert (profile.name, profile.context_bytes) == ("Quadro P6000", 380 * MIB)
+    assert profile.blas_workspace_bytes == device_profile("V100").blas_workspace_bytes
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -191,10 +200,8 @@ def test_a_wrong_field_is_one_sentence(
 
 def test_a_missing_field_is_named(tmp_path: Path) -> None:
     profile = document()
-    del profile["blas_workspace_bytes"]
-    with pytest.raises(
-        InvalidRequestError, match=r"is no device profile: .* 'blas_workspace_bytes'"
-    ):
+    del profile["multiprocessors"]
+    with pytest.raises(InvalidRequestError, match=r"is no device profile: .* 'multiprocessors'"):
         load_profile(written(tmp_path, profile))
 
 
