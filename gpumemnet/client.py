@@ -254,14 +254,6 @@ class Client:
             members["observed_at"] = observed["observed_at"].isoformat()
         return self._ask("/v1/observations", lambda document: {**document}, _given(members))
 
-    def health(self) -> tuple[str, ...]:
-        """The families of jobs that the service is ready to answer for.
-
-        Raises:
-            ServiceError: when it is not ready, or cannot be reached in time.
-        """
-        return self._ask("/readyz", lambda document: tuple(document["families"]))
-
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
@@ -272,12 +264,11 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ask(self, path: str, read: Callable[[Any], T], body: Any = None) -> T:
+    def _ask(self, path: str, read: Callable[[Any], T], body: Document) -> T:
         """What ``read`` makes of the answer's JSON; what it raises on a foreign document becomes a
         ServiceError."""
-        method, content = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
         try:
-            response = self._http.request(method, self.url + path, content=content)
+            response = self._http.post(self.url + path, content=json.dumps(body).encode())
         except (self._httpx.HTTPError, self._httpx.InvalidURL) as error:
             is_late = isinstance(error, self._httpx.TimeoutException)
             reason = (

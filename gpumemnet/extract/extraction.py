@@ -62,14 +62,14 @@ class ExtractOptions(TrainingOptions):
 DEFAULT_OPTIONS: Final = ExtractOptions()
 
 
-def check_batch_size(batch_size: int | None) -> None:
+def check_batch_size(batch_size: int | None, field: str = "batch_size") -> None:
     """Check a batch size before any model is loaded; ``None`` is that of the inputs.
 
     Raises:
         InvalidJobError: names its limits.
     """
     if batch_size is not None:
-        check_count(batch_size, "batch_size", 1, MAX_BATCH_SIZE)
+        check_count(batch_size, field, 1, MAX_BATCH_SIZE)
 
 
 @dataclass(frozen=True, slots=True)

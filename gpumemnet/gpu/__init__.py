@@ -20,7 +20,7 @@ from typing import Any, Final, get_args, get_origin
 
 from gpumemnet.atomic_files import from_json, hints_of, shipped_json, stated_json
 from gpumemnet.errors import InvalidRequestError, did_you_mean
-from gpumemnet.job.layers import describe
+from gpumemnet.job.layers import check_count, describe
 from gpumemnet.units import MIB, ceil_mib
 
 
@@ -410,8 +410,6 @@ def verdict_of(memory: Any, profile: DeviceProfile) -> str:
 
 # Profiles written by users.
 
-PROFILE_FORMAT: Final = "gpumemnet-device-profile"
-PROFILE_VERSION: Final = 1
 _LARGEST_RATE: Final = 1e6
 """Above that of any GPU; it catches rates given in operations or bytes a second."""
 
@@ -423,17 +421,7 @@ def load_profile(path: Path) -> DeviceProfile:
         InvalidRequestError: when the file cannot be read, or a field is missing, unknown or wrong;
             names the field.
     """
-    document = stated_json(path, "gpu")
-    if not isinstance(document, dict) or document.get("format") != PROFILE_FORMAT:
-        raise InvalidRequestError(
-            f"{path} is no device profile: its 'format' must be '{PROFILE_FORMAT}'", "gpu"
-        )
-    if document.get("version") != PROFILE_VERSION:
-        raise InvalidRequestError(
-            f"{path} has version {describe(document.get('version'))}, and this gpumemnet reads {PROFILE_VERSION}",
-            "gpu",
-        )
-    return _read(document.get("profile"), "profile")
+    return _read(stated_json(path, "gpu"), str(path))
 
 
 def find_profile(name_or_path: str) -> DeviceProfile:
@@ -459,15 +447,13 @@ def asked_profile(gpu: str | DeviceProfile, context_mib: int | None, option: str
         option: name of the option that gives the context, for errors.
 
     Raises:
-        InvalidRequestError: as :func:`find_profile`, or the context is negative.
+        InvalidRequestError: as :func:`find_profile`.
+        InvalidJobError: there is no such context.
     """
     profile = find_profile(gpu) if isinstance(gpu, str) else gpu
     if context_mib is None:
         return profile
-    if type(context_mib) is not int or context_mib < 0:
-        raise InvalidRequestError(
-            f"must be a whole number of MiB from 0, not {context_mib!r}", option
-        )
+    check_count(context_mib, option, 0, MAX_CONTEXT_MIB)
     return replace(
         profile, context_bytes=context_mib * MIB, context_source=f"{context_mib:,} MiB, by {option}"
     )

@@ -37,9 +37,6 @@ from gpumemnet.units import GIB, MIB, format_bytes
 
 MIN_JOBS: Final = 20
 """Different jobs that a model's own shift and bounds need; about fifty are better."""
-MIN_READINGS: Final = 1
-"""Rows that read the context, enough to know it without others: it is the same in every process of
-one driver and one PyTorch."""
 MAX_FIT_JOBS: Final = 50
 """More jobs hardly move a median: the others say more about the bounds."""
 FOLDS: Final = 10
@@ -199,7 +196,7 @@ def calibrate(
     kept = _different(_possible(rows, left_out, device), left_out)
     parts, outside = _parts(predictor, kept, device.name)
     readings = kept.context_bytes[~np.isnan(kept.context_bytes)]
-    is_read = len(readings) >= MIN_READINGS
+    is_read = bool(len(readings))  # it is the same in every process of one driver and one PyTorch
     is_inside = np.isin(
         kept.location, [one for part in parts.values() for one in part.rows.location]
     )
@@ -360,7 +357,7 @@ def _check_enough(inside: int, rows: int, outside: Counter[str]) -> None:
     if inside < MIN_JOBS:
         raise DatasetError(
             f"{inside} different jobs within the models' support are too few to calibrate on: {MIN_JOBS} are needed, "
-            f"about 50 are better; or {MIN_READINGS} row of dataset_builder, which reads the context"
+            f"about 50 are better; or one row of dataset_builder, which reads the context"
         )
 
 

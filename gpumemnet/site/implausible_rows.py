@@ -15,7 +15,7 @@ import numpy as np
 
 from gpumemnet.job.dataset import Dataset
 from gpumemnet.job.job_table import Array, JobTable
-from gpumemnet.job.measurement import DEVICE_SOURCES, IDENTITY, SOFTWARE, Measurement, job_texts
+from gpumemnet.job.measurement import DEVICE_SOURCES, SOFTWARE, Measurement, job_texts
 from gpumemnet.physics.element_types import ELEMENT_BYTES
 from gpumemnet.physics.optimizers import optimizer_copies
 from gpumemnet.units import MIB, format_bytes
@@ -74,13 +74,12 @@ def implausible_rows(measurements: Sequence[Measurement]) -> list[ImplausibleRow
         family=dataset.jobs.option_column("family"),
         is_replica=dataset.jobs.column("ranks") > 1,
         batch=dataset.jobs.column("batch_size"),
-        job=[*job_texts(dataset.jobs)],
         unbatched=[*job_texts(unbatched)],
         label=dataset.label_bytes,
         weights=weights,
         state=state,
     )
-    checks = (_contradictions, _incomplete, _duplicates, _not_monotone, _unusual)
+    checks = (_contradictions, _incomplete, _not_monotone, _unusual)
     found = sorted(one for check in checks for one in check(frame))
     return [ImplausibleRow(row + 1, rule, sentence) for row, rule, sentence in found]
 
@@ -143,14 +142,6 @@ def _incomplete(frame: pd.DataFrame) -> Found:
     for row in missing.index[missing.any(axis=1)]:
         names = ", ".join(missing.columns[missing.loc[row]])
         yield row, "missing-provenance", f"a measured row without {names}"
-
-
-def _duplicates(frame: pd.DataFrame) -> Found:
-    groups = frame.groupby(["job", *IDENTITY], dropna=False)
-    first = groups.label.transform(lambda labels: labels.index[0]).astype(int)
-    for row in frame.index[first != frame.index]:
-        sentence = f"the same job on the same GPU and software as row {first[row] + 1}"
-        yield row, "duplicate", sentence
 
 
 def _not_monotone(frame: pd.DataFrame) -> Found:

@@ -396,7 +396,7 @@ def _parquet_rows(path: Path, left_out: dict[str, list[str]]) -> SiteRows:
         context_bytes=rows.numbers("context_bytes"),
         label_source=rows.words("label_source"),
         provenance=rows.words("provenance"),
-        observed_at=np.array([_observed_at(text) for text in rows.words("options")], np.float64),
+        observed_at=np.array([ended_at(text) for text in rows.words("options")], np.float64),
         location=locations[is_used],
     )
 
@@ -444,8 +444,12 @@ def _run(one: Observation) -> dict[str, Any]:
     }
 
 
-def _observed_at(options: str) -> float:
-    """When an exported observation ended, from the options of its row; NaN where they do not say."""
-    with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError):
-        return float(json.loads(options)["observed_at"])
+def ended_at(options: str) -> float:
+    """When an observed job ended, or else when it was reported, in seconds since the epoch, from the
+    options of its row; NaN where they do not say."""
+    with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError, OverflowError):
+        stated = json.loads(options)
+        time = stated.get("observed_at") or stated["received_at"]
+        is_text = isinstance(time, str)
+        return datetime.fromisoformat(time).timestamp() if is_text else float(time)
     return math.nan

@@ -24,7 +24,7 @@ from gpumemnet.errors import InvalidRequestError, check_installed
 from gpumemnet.extract.extraction import DEFAULT_GPU, check_batch_size
 from gpumemnet.extract.factory import build, factory_request, source_code
 from gpumemnet.gpu import DeviceProfile, asked_profile, find_profile
-from gpumemnet.job.layers import check_choice, describe
+from gpumemnet.job.layers import check_choice
 from gpumemnet.job.training_job import TrainingOptions
 from gpumemnet.physics.element_types import SCALED_PRECISIONS
 from gpumemnet.sandbox.process import Progress, ask
@@ -114,12 +114,7 @@ class TraceOptions(TrainingOptions):
             value = getattr(self, name)
             if name != "loss" or isinstance(value, str):
                 check_choice(value, choices, name)
-        if self.last_batch_size is not None and (
-            type(self.last_batch_size) is not int or self.last_batch_size < 1
-        ):
-            raise InvalidRequestError(
-                f"must be at least 1, not {describe(self.last_batch_size)}", "last_batch_size"
-            )
+        check_batch_size(self.last_batch_size, "last_batch_size")
 
 
 DEFAULT_OPTIONS: Final = TraceOptions()
@@ -171,8 +166,7 @@ def checked_request(
     extras = extras or ExtraResults()
     _check_parallel(options, extras.job)
     for size in extras.batches:
-        if type(size) is not int or size < 1:
-            raise InvalidRequestError(f"must be at least 1, not {describe(size)}", "batches")
+        check_batch_size(size, "batches")
     profile = find_profile(gpu) if isinstance(gpu, str) else gpu
     library = cudnn if cudnn in (AUTO, OFF) else str(find_library(cudnn))
     settings = allocator or AllocatorSettings()

@@ -12,12 +12,10 @@ judging, too.  All others are trained on.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +28,7 @@ from gpumemnet.job.job_table import Array, Flags, Indices
 from gpumemnet.job.measurement import IDENTITY, OBSERVED, job_texts
 from gpumemnet.physics.replicas import WITH_OTHERS
 from gpumemnet.site.implausible_rows import implausible_rows
+from gpumemnet.site.observations import ended_at
 
 from ..training.data import ZOO, LabelledJobs, is_usable, labelled_jobs
 
@@ -168,12 +167,12 @@ def _split(
     files: Sequence[InputFile],
     refusals: Sequence[Refusal],
 ) -> Collected:
-    times = _observation_times(rows)
+    is_observed = data.provenances == OBSERVED
+    times = np.where(is_observed, [*map(ended_at, rows.words("options"))], np.nan)
     after = newest_after(times[~np.isnan(times)], champion_until)
     is_newest = times > (math.inf if after is None else after)
     is_held_out = np.array([is_held_out_key(key) for key in rows.keys]) & ~is_newest
     # A job that runs every hour must not outweigh the others.
-    is_observed = data.provenances == OBSERVED
     keys = [
         (text, newest) if observed else row
         for row, (text, newest, observed) in enumerate(
@@ -217,22 +216,6 @@ def _plausible_rows(rows: Dataset) -> tuple[Dataset, Counter[str]]:
     pairs = zip(families.tolist(), reasons.tolist(), strict=True)
     counts = Counter(f"{family}: {reason}" for family, reason in pairs if reason)
     return rows.take(reasons == ""), counts
-
-
-def _observation_times(rows: Dataset) -> Array:
-    """When observed jobs ended, or else when they were reported, in seconds since 1970; NaN for
-    other rows."""
-    times = np.full(len(rows), np.nan)
-    is_observed = rows.words("provenance") == OBSERVED
-    for row in np.flatnonzero(is_observed).tolist():
-        try:
-            options = json.loads(rows.columns.column("options")[row].as_py())
-            value = options.get("observed_at") or options.get("received_at")
-            is_text = isinstance(value, str)
-            times[row] = datetime.fromisoformat(value).timestamp() if is_text else value
-        except (ValueError, TypeError, AttributeError):
-            continue
-    return times
 
 
 def is_held_out_key(architecture_key: str) -> bool:

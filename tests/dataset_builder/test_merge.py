@@ -13,7 +13,6 @@ from dataset_builder.merge import merge_datasets
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.dataset import read_dataset, write_dataset
 from gpumemnet.job.measurement import Measurement
-from gpumemnet.site.implausible_rows import implausible_rows
 from gpumemnet.units import GIB, MIB
 from tests.dataset_builder.test_cli import run
 
@@ -42,11 +41,6 @@ def test_two_gpus_and_repeated_rows(
     merged = merge_datasets([one, two], tmp_path / "all.parquet")
     assert list(read_dataset(tmp_path / "all.parquet")) == [measurement, other_batch, other_gpu]
     assert (merged.read, merged.written, merged.repeats) == (5, 3, 2)
-    assert not [
-        finding
-        for finding in implausible_rows(read_dataset(tmp_path / "all.parquet"))
-        if finding.rule == "duplicate"
-    ]
 
 
 def test_it_is_idempotent_and_may_write_onto_a_source(

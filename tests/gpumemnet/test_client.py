@@ -150,7 +150,6 @@ def test_threads_share_a_client(client: Client, predictor: Predictor, job: Train
             assert_same(estimate, predictor.predict(job))
 
     asyncio.run(ask())
-    assert client.health() == families_of(predictor)
 
 
 def test_many_jobs_are_answered_in_order_and_one_alone_may_fail(
@@ -164,10 +163,6 @@ def test_many_jobs_are_answered_in_order_and_one_alone_may_fail(
     assert second.status == 422
     assert "jobs[1].family" in str(second)
     assert client.predict_many([]) == []
-
-
-def test_health(client: Client, predictor: Predictor) -> None:
-    assert client.health() == families_of(predictor)
 
 
 def test_a_refusal_carries_the_problem(client: Client, unsupported: TrainingJob) -> None:

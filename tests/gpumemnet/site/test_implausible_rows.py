@@ -107,14 +107,6 @@ def test_training_state_counts_what_the_optimizer_keeps(job: TrainingJob) -> Non
     assert state.tolist() == [4 * (283 + 3 * 63), 2 * (283 + 63)]  # 63 parameters are trained
 
 
-def test_a_repeated_row_is_found(measurement: Measurement) -> None:
-    findings = implausible_rows(
-        [measurement, replace(measurement, gpu="another"), replace(measurement, seconds=9.0)]
-    )
-    assert [(finding.row, finding.rule) for finding in findings] == [(3, "duplicate")]
-    assert findings[0].sentence.endswith("as row 1")
-
-
 def test_less_memory_for_a_larger_batch_is_found(
     measurement: Measurement, oom: Measurement
 ) -> None:

@@ -177,8 +177,8 @@ def test_a_file_that_is_no_python_is_refused_with_its_line(tmp_path: Path) -> No
         ({"gpu": "none.json"}, InvalidRequestError, "gpu: none.json cannot be read"),
         (
             {"extras": ExtraResults(batches=(0,))},
-            InvalidRequestError,
-            "batches: must be at least 1, not 0",
+            InvalidJobError,
+            "batches: must be between 1 and 2147483647, not 0",
         ),
         ({"deadline_seconds": 0.0}, InvalidRequestError, "deadline: must be above 0"),
         ({"precision": "fp8"}, InvalidJobError, "precision: must be one of "),

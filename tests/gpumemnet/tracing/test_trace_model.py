@@ -294,12 +294,12 @@ def test_tf32_decides_which_convolutions_run() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"last_batch_size": 0}, "last_batch_size: must be at least 1"),
-        ({"context_mib": -5}, "context_mib: must be a whole number of MiB"),
+        ({"last_batch_size": 0}, "last_batch_size: must be between 1 and "),
+        ({"context_mib": -5}, "context_mib: must be between 0 and 16384, not -5"),
     ],
 )
 def test_options_of_the_loop_are_checked(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(InvalidRequestError, match=re.escape(sentence)):
+    with pytest.raises(InvalidJobError, match=re.escape(sentence)):
         wide(**options)
 
 
