@@ -75,6 +75,8 @@ from gpumemnet.tracing.script.whole_run import (
 from gpumemnet.tracing.timeline import Timeline
 from gpumemnet.units import MIB
 
+_BEFORE: Final = 3
+"""How much more time there is as long as the optimizer of most parameters has not stepped."""
 _STEPS: Final = 2
 _SECONDS_ON_HOST: Final = 10.0
 """CPU time after its first optimizer step after which a script that trains nothing on the GPU is
@@ -451,11 +453,12 @@ class ScriptObserver:
                 self._made.append(weakref.ref(optimizer))
                 self.loaders.is_over = self.loaders.is_over and False
                 self._made_at = self._stepped.total()
-                if self.progress.has_trained and not self._trains_another:
-                    self._trains_another = True
-                    self._begin_rest()
             make_optimizer(optimizer, *args, **kwargs)
             self._made_events.setdefault(self._key(optimizer), self.recorder.now())
+            is_another = self.progress.has_trained and not self._is_counting
+            if is_another and not self._trains_another:
+                self._trains_another = True
+                self._begin_rest()
 
         handles = [
             register_optimizer_step_pre_hook(self._before_step),
@@ -571,7 +574,11 @@ class ScriptObserver:
     def _begin_rest(self) -> None:
         """What follows the steps has time of its own from now on."""
         slow = min(REST_STEPS * self._least_step[0], REST_STEPS // 2 * self.more_seconds)
-        shorten_alarm(max(min(REST_SECONDS, self.more_seconds), slow) or REST_SECONDS)
+        seconds = max(min(REST_SECONDS, self.more_seconds), slow) or REST_SECONDS
+        largest = max(self._optimizers(), key=lambda each: len(parameters_of(each)), default=None)
+        # An evaluation may have trained a probe, before the script trains its network.
+        is_before = largest is not None and not self._stepped[self._key(largest)]
+        shorten_alarm(seconds * (_BEFORE if is_before else 1))
 
     def _gives(self, what: str) -> None:
         """A data loader gives a batch that was chosen: the next step trains on it."""

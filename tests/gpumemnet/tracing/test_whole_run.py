@@ -1097,6 +1097,25 @@ for epoch in range(3):
     assert not answer["error"]
 
 
+def test_a_probe_on_the_host_leaves_time_for_the_training(tmp_path: Path) -> None:
+    script = """
+from time import process_time
+model = wide(1)
+optimizer = torch.optim.Adam(model.parameters())
+def evaluate():
+    probe = nn.Linear(4096, 2).cuda()
+    probing = torch.optim.Adam([probe.weight])
+    for i in range(100): step(probing, probe(torch.ones(2, 4096).cuda()).mean())
+    end = process_time() + 1.5
+    while process_time() < end: pass  # as a forest of scikit-learn
+evaluate()
+for i in range(100): step(optimizer, model(torch.ones(2, 4096).cuda()).mean())
+"""
+    (tmp_path / "train.py").write_text(HEAD + script)
+    answer = script_child.traced(tmp_path / "train.py", more_seconds=1.0)
+    assert answer["requested_bytes"] > 256 * MIB
+
+
 def test_objects_have_the_shapes_of_their_tensors_and_larger_batches_are_no_growth(
     tmp_path: Path,
 ) -> None:
