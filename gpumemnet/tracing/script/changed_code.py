@@ -108,7 +108,17 @@ class _Changing(ast.NodeTransformer):
         handler = ast.ExceptHandler(ast.Name("Exception", ast.Load()), None, [ends, *zeros])
         return ast.copy_location(ast.Try([node], [handler], [], []), node)
 
-    visit_Expr = visit_Assign = visit_AugAssign = _may_fail
+    visit_Expr = visit_AugAssign = _may_fail
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        if isinstance(part := node.value, ast.Subscript):
+            kept, text = ast.unparse(node.targets[0]), ast.unparse(part)
+            most = re.fullmatch(rf"(sorted\()?{re.escape(kept)}(,.*)?\)?\[[-:](\w[\w.]*):?\]", text)
+            if most:  # best = best[-40:] asks for a length, as a condition does
+                code = f"(type({kept}) is list and len({kept}) > {most[3]}, 0)[1]"
+                asked: Any = ast.increment_lineno(ast.parse(code), node.lineno - 1).body[0]
+                node.value, asked.value.value.elts[1] = asked.value, part
+        return self._may_fail(node)
 
     def visit_Try(self, node: ast.Try) -> ast.AST:
         self.generic_visit(node)
