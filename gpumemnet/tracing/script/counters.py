@@ -18,6 +18,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from math import inf
 from traceback import walk_stack
+from types import FrameType
 from typing import Any, Final
 
 import numpy as np
@@ -175,6 +176,14 @@ class Running:
     most: int = 0
     """Size of the largest batch that it gave while it trained, where it makes them itself."""
 
+    ends: dict[Hashable, tuple[int, Callable[[int], bool]]] = field(default_factory=dict)
+    """Place of a condition that leaves it → its frame, and whether it holds so many rounds later."""
+
+    def rounds_left(self, frame: FrameType, most: int) -> int:
+        """Return after how many more rounds code of ``frame`` leaves the loop, at most."""
+        ends = [each for of, each in self.ends.values() if of == id(frame)]
+        return next((more for more in range(1, most) if any(end(more) for end in ends)), most)
+
     def want(self, is_other: Callable[[int], bool]) -> bool:
         """Want the numbers that make a condition other than it was, if they are few, else the first
         and the last one, before which time may be up; return whether there is one."""
@@ -296,6 +305,15 @@ class Counters:
         if known.now > values not in (known.first, firsts) and times == _FEW:
             self._vary.add(asked)  # no counter falls within a step, other than to its first value
             self.waiting.pop(known.line, None)
+        are_plain = {*map(type, given)} <= _NUMBERS
+        if known.leaves and holds is False and self.running and known.now and are_plain:
+            before = known.now
+            self.running[-1].ends[asked] = (
+                id(sys._getframe(1)),
+                lambda more: holds_at(
+                    *(now + more * (now - last) for now, last in zip(given, before, strict=True))
+                ),
+            )
         known.now = values
         counter = 0
 

@@ -295,7 +295,8 @@ class Loops:
         except StopIteration:
             self._met(loop)
             if loop.ends_itself and place not in self.training and progress.is_cut():
-                gathered.end(sys._getframe(1), loop.ends_itself - loop.given)
+                frame = sys._getframe(1)
+                gathered.end(frame, loop.rounds_left(frame, loop.ends_itself - loop.given))
         finally:
             # One that counts is near its own end, and not near that of a loop around it.
             counts = loop.given < 2 or loop.left is not None

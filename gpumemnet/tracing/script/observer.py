@@ -254,7 +254,8 @@ class ScriptObserver:
         """
         if self.has_enough_steps:
             self.notes["deadline"] = (
-                f"time was up after {_counted(self._stepped.total())}: what the script does later was not looked at"
+                f"time was up after {_counted(self._stepped.total())}{calls and f', at {calls}'}: "
+                "what the script does later was not looked at"
             )
             return True
         return self.take_lower_bound(

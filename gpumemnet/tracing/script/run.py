@@ -261,6 +261,9 @@ def result_of_script(run: ScriptRun, call: ScriptCall, with_curve: bool = False)
             )
             if turned:
                 note += f" Conditions were taken the other way before it, in the run perhaps later, or never: {'; '.join(turned)}."
+            is_cut = any(each.startswith(("time was up", "the trace ended")) for each in run.notes)
+            if is_cut and peak > 0.9 * len(whole.timeline.events):
+                note += " The trace ended soon after it, and what follows may take more."
             longer = result_of_run(
                 LongRun(whole.timeline, tuple(range(len(whole.timeline.storages)))),
                 whole.timeline,

@@ -885,6 +885,35 @@ for epoch in range(30):
         128 + 10 * 64 + WORKSPACE,
         "what rounds of cycles.py line 11 leave",
     ),
+    "best": Case(  # of 300 networks 40 are kept, with their gradients
+        """
+best, data = [], DataLoader(torch.ones(400, 512), 20)
+for member in range(300):
+    model = nn.Linear(512, 512).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x in data: step(optimizer, model(x.cuda()).mean())
+    best.append(model)
+    best = best[-40:]
+""",
+        78,
+        88 + WORKSPACE,
+        "(len(best) > 40)",
+    ),
+    "enough": Case(  # a loop is left once it has gathered 24 of 9,000; what is held is replaced
+        """
+model, data = wide(1), torch.zeros(1).expand(36000, 4096)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(3):
+    for x in DataLoader(data, 4): step(optimizer, model(x.cuda()).mean())
+    found = []
+    for x in DataLoader(data, 4):
+        found.append(model(x.cuda()).sum())
+        if len(found) >= 24: break
+    held = torch.zeros(len(found), 2**20).cuda()
+""",
+        128 + 2 * 96,
+        128 + 2 * 96 + WORKSPACE + 1,
+    ),
     "late_rows": Case(  # kept after many epochs
         """
 model, kept = wide(1), []
@@ -1071,7 +1100,7 @@ def test_the_whole_run_counts(name: str, tmp_path: Path) -> None:
     assert "the peak is not" not in str(answer["notes"]) or "step 1," not in str(answer["notes"])
     most = max(phase["requested_bytes"] for phase in answer["phases"])
     assert (
-        name in ("searched", "filled", "queue", "cycles", "clients")
+        name in ("searched", "filled", "queue", "cycles", "clients", "best")
         or most == answer["requested_bytes"]
     )
 
