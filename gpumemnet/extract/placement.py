@@ -101,6 +101,10 @@ _PLACED: Final = {aten.index_put, aten.index_put_, aten.scatter, aten.scatter_, 
 _PACK: Final = aten._pack_padded_sequence.default
 
 
+_FEW: Final = 8
+"""Largest number of elements of a parameter that is read as it was before training."""
+
+
 def is_small(tensor: torch.Tensor) -> bool:
     """Whether a tensor that exists before the code runs keeps its values."""
     is_whole = not (tensor.is_floating_point() or tensor.is_complex())
@@ -387,7 +391,9 @@ class KnownValues(DispatchMode):
         written = _written(writes, args, kwargs)
         is_real = follows and self.numbers.compute(func, args, kwargs, result, written)
         for value in written:
-            if value.is_meta and not follows:
+            # A few numbers that are learned stay near the first ones.
+            is_learned = isinstance(value, torch.nn.Parameter) and value.numel() <= _FEW
+            if value.is_meta and not (follows or is_learned):
                 self.numbers.forget(value)
             if not (value.is_meta or is_real):
                 storage = value.untyped_storage()
