@@ -30,7 +30,7 @@ _MOST_ENTRIES: Final = 2**20
 
 
 class Gathered:
-    """Lists that each round of a loop makes longer."""
+    """Lists and dictionaries that each round of a loop makes longer."""
 
     def __init__(self) -> None:
         self._lengths: dict[int, tuple[int, int]] = {}
@@ -69,7 +69,7 @@ class Gathered:
         for each in _lists(frame):
             length, rise = self._lengths.get(id(each), (0, 0))
             self._lengths[id(each)] = len(each) + rounds * rise, rise
-            is_other = trains and tensors_in(each[-rise:])
+            is_other = trains and tensors_in([*each][-rise:])
             if rise == len(each) - length and not is_other:
                 _add(each, rise, rounds)
 
@@ -89,9 +89,17 @@ class Gathered:
                 _add(each, before, rounds)
 
 
-def _add(entries: list[Any], rise: int, rounds: int) -> None:
-    """Add copies of the last ``rise`` entries for each of ``rounds``."""
+def _add(entries: list[Any] | dict[Any, Any], rise: int, rounds: int) -> None:
+    """Add copies of the last ``rise`` entries for each of ``rounds``; to a dictionary, whose keys are
+    numbers of samples, for those that it has not."""
     if not 0 < rise * rounds <= _MOST_ENTRIES:
+        return
+    if isinstance(entries, dict):
+        keys = range(len(entries) + rise * rounds)
+        if {*map(type, entries)} == {int} and max(entries) in keys:
+            left, values = {*keys} - entries.keys(), [*entries.values()][-1:]
+            _add(values, 1, len(left))
+            entries.update(zip(left, values[1:], strict=True))
         return
     shared = {*map(storage_id, tensors_in(entries[:-rise]))}
     last, copies = entries[-rise:], range(min(rounds, _MOST_COPIES // rise))
@@ -107,12 +115,13 @@ def _copied(shared: set[int], tensor: Tensor) -> Tensor:
     return tensor.clone() if is_own and storage_id(tensor) not in shared else tensor
 
 
-def _lists(frame: FrameType) -> list[list[Any]]:
-    """Return the lists that have a name, or one in a dictionary, where a frame runs."""
+def _lists(frame: FrameType) -> list[Any]:
+    """Return the lists and dictionaries that have a name, or one in a dictionary, where a frame
+    runs."""
     values = [*variables_of(frame).values()]
     few = (each for each in values if type(each) is dict and len(each) <= _MOST_NAMES)
     values += [inner for each in few for inner in each.values()]
-    return list({id(each): each for each in values if type(each) is list}.values())
+    return list({id(each): each for each in values if type(each) in (list, dict)}.values())
 
 
 def bytes_of_queues(recorder: Recorder) -> Counter[str]:
