@@ -503,6 +503,8 @@ def largest_answer(trace: TraceScript, end: float = inf) -> TraceAnswer:
         note = f"{where}: selects elements by values of the GPU; all count, because with half of them time was up before {before[0]}."
         return replace(answer, notes=(*answer.notes, note))
     note = f"{where}: selects elements by values of the GPU; half of them are expected, and the safe bytes hold all."
+    taken = (each for each in answer.notes if each.startswith(answer.selections))
+    of_all = {each for each in taken if "was taken to" in each}
     return replace(
         half,
         phases=(*half.phases, *unmet),
@@ -510,7 +512,7 @@ def largest_answer(trace: TraceScript, end: float = inf) -> TraceAnswer:
         batches=answer.batches,
         max_batch_size=answer.max_batch_size,
         notes=(
-            *answer.notes,
+            *(each for each in answer.notes if each not in of_all),
             *(each for each in half.notes if each.startswith("time was up") and not unmet),
             note,
         ),
