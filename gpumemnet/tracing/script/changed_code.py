@@ -20,6 +20,7 @@ DUE: Final = "_gpumemnet_due"
 ENUMERATED: Final = "_gpumemnet_enumerated"
 TYPE: Final = "_gpumemnet_type"
 CONTINUES: Final = "_gpumemnet_continues"
+BEST: Final = "_gpumemnet_best"
 CUT: Final = "_gpumemnet_cut"
 ENDS: Final = "_gpumemnet_ends"
 NEAR_END: Final = "_gpumemnet_near_end"
@@ -65,6 +66,8 @@ class _Changing(ast.NodeTransformer):
         """Variables that a function makes anew each time."""
         self._counters: set[str] = set()
         """What the code adds to."""
+        self._bests: set[ast.expr] = set()
+        """Comparisons with what is best so far."""
 
     def visit_Module(self, node: ast.Module) -> ast.AST:
         self._counters = {
@@ -190,6 +193,13 @@ class _Changing(ast.NodeTransformer):
                 node.test = ast.copy_location(is_left, rest)
             case ast.BoolOp(values=parts):
                 parts[:] = sorted(parts, key=lambda part: not _counts_alone(part, parts))
+        self._bests |= {
+            each
+            for each in getattr(node.test, "values", [node.test])
+            if isinstance(each, ast.Compare)
+            and re.search("best|max|min", best := ast.unparse(each.comparators[0]))
+            and f"{best} = {ast.unparse(each.left)}" in map(ast.unparse, node.body)
+        }
         node.test = self.visit(node.test)
         if is_amount:
             due: ast.expr = _call(DUE, ast.Constant(place))
@@ -201,7 +211,10 @@ class _Changing(ast.NodeTransformer):
         return node
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
-        return self._condition(node)
+        place = f"{self._file} line {node.lineno}"
+        test = self._condition(node)
+        is_best = node in self._bests
+        return ast.copy_location(_call(BEST, ast.Constant(place), test), node) if is_best else test
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         return self._condition(node) if _is_search(node) else self.generic_visit(node)

@@ -213,9 +213,9 @@ class Running:
 class Nowhere:
     """Stands for the loops in what a script pickles."""
 
-    condition = counts = due = continues_after_error = enumerated = near_end = rounds = was_cut = (
-        None
-    )
+    best = condition = counts = due = continues_after_error = enumerated = near_end = rounds = (
+        was_cut
+    ) = None
 
 
 class Counters:
@@ -242,6 +242,8 @@ class Counters:
         for once only."""
         self.turned: dict[str, int] = {}
         """What was taken the other way before its time → after how many events."""
+        self._bests: dict[str, float] = {}
+        """Comparisons with the best so far → the step at which one was first asked for."""
         self.sizes: dict[str, float] = {}
         """Place of a condition on the length of something that grows → steps before it is other."""
 
@@ -389,6 +391,15 @@ class Counters:
             self.turned[f"{known.line}, at {value:,}"] = self._recorder.now()
             return at(found)
         return holds
+
+    def best(self, place: str, holds: Any) -> bool:
+        """Return whether a number is the best so far; it is, once, where it was not at two steps: of
+        values that are made up, none may be better than the first."""
+        step = self.progress.trained()[0]
+        is_best = bool(holds) or step > self._bests.setdefault(place, step)
+        if is_best:
+            self._bests[place] = inf
+        return is_best
 
     def _rounds_left(self) -> float:
         """Return how many rounds are left of loops over ranges, if all that run are such loops."""

@@ -487,6 +487,7 @@ class Loops:
 
         called = {
             code.ROUNDS: self.rounds,
+            code.BEST: self._counters.best,
             code.CONDITION: self._counters.condition,
             code.COUNTS: self._counters.counts,
             code.DUE: self.due,
@@ -500,6 +501,7 @@ class Loops:
         # Such modules may run again: a plan traces the script's model anew.
         later: dict[str, Any] = {
             code.ROUNDS: lambda place, *items: items[0] if items else iter(int, 1),
+            code.BEST: lambda place, holds: holds,
             code.COUNTS: lambda *about: False,
             code.DUE: lambda place: False,
             code.ENUMERATED: enumerate,
