@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import takewhile
 from math import inf
 from time import process_time
 from typing import Any, Final
@@ -16,7 +15,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -40,23 +39,21 @@ from gpumemnet.torch_private.names import (
     without_function_modes,
 )
 from gpumemnet.torch_private.script import BACKWARD, DECORATE, GRADIENTS, MODULE_CALL, OPTIMIZER
-from gpumemnet.torch_private.training import fill_history, history_of_first_step
 from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.script.counters import Counters, Progress
 from gpumemnet.tracing.script.drawn_numbers import extreme_draws, replaced_draws
-from gpumemnet.tracing.script.generation import GENERATION, Generation
 from gpumemnet.tracing.script.libraries import take_from_gpu
 from gpumemnet.tracing.script.loops import Loops
 from gpumemnet.tracing.script.models import (
+    GENERATION,
+    Generation,
     ModelTensors,
     SampleCount,
     ScriptModules,
     TrainedModel,
-    frozen_parameters,
-    optimizer_key,
-    parameters_of,
 )
+from gpumemnet.tracing.script.optimizers import STEPS, Optimizers, counted, parameters_of
 from gpumemnet.tracing.script.repeated_passes import RepeatedPasses
 from gpumemnet.tracing.script.simulated_cuda import Streams, swap_for_meta
 from gpumemnet.tracing.script.whole_run import (
@@ -70,14 +67,12 @@ from gpumemnet.tracing.script.whole_run import (
     STEPS_OF_ANOTHER,
     Loaders,
     WholeRun,
-    state_bytes,
 )
 from gpumemnet.tracing.timeline import Timeline
 from gpumemnet.units import MIB
 
 _BEFORE: Final = 3
 """How much more time there is as long as the optimizer of most parameters has not stepped."""
-_STEPS: Final = 2
 _SECONDS_ON_HOST: Final = 10.0
 """CPU time after its first optimizer step after which a script that trains nothing on the GPU is
 stopped: before its training, it may show an optimizer or train something small."""
@@ -136,7 +131,12 @@ class ScriptObserver:
         self._boundary: Callable[[], Optimizer | None] = lambda: None
         """The optimizer whose steps are counted, unless the script has dropped it."""
         self._boundaries = 0
-        self._stepped: Counter[int] = Counter()
+        self._were_on_gpu: set[int] = set()
+        """Parameters that have left the GPU, and may be back."""
+        self.optimizers = Optimizers(
+            self.recorder,
+            lambda each: self.device_of(each) == _GPU or id(each) in self._were_on_gpu,
+        )
         self._deferred: dict[int, torch.UntypedStorage] = {}
         self._started = False
         self._stepping = False
@@ -170,18 +170,9 @@ class ScriptObserver:
         self._inputs: list[torch.Size] = []
         """Shapes of what was moved to the GPU since the last step."""
         self._generation = Generation()
-        self._steppers: defaultdict[int, set[int]] = defaultdict(set)
-        """Step → keys of the optimizers that stepped in it."""
-        self._made: list[weakref.ref[Optimizer]] = []
-        self._states: dict[int, tuple[int, ...]] = {}
-        """Key of an optimizer → numbers of the storages that hold its state."""
-        self._made_events: dict[int, int] = {}
-        """The same key → the event after which it was made."""
-        self._frozen: set[int] = set()
-        """Identities of parameters that do not train in the first steps."""
         self.progress = Progress(
             lambda: bool(self.modules.depth) or self._passing or self._stepping,
-            lambda: (self._stepped.total() or self._boundaries, len(self._made)),
+            lambda: (self.optimizers.steps or self._boundaries, self.optimizers.made),
             lambda: (self.loaders.batches, self.loaders.epoch_batches),
             lambda: bool(self.loaders.known),
         )
@@ -200,15 +191,8 @@ class ScriptObserver:
             self._model_starts,
             self.progress.trained,
         )
-        self._were_on_gpu: set[int] = set()
-        """Parameters that have left the GPU, and may be back."""
         self._whole: WholeRun | None = None
-        self._is_counting = False
-        self._history: list[Tensor] = []
-        """What LBFGS keeps while it makes its first step."""
         self._in_engine = self._has_engine = False
-        self._made_at = 0
-        """Steps of all optimizers when the last one was made."""
         self._trains_another = False
         """Whether an optimizer was made once the script had trained for as long as is wanted."""
         self._end = self._counted_from = 0
@@ -230,7 +214,7 @@ class ScriptObserver:
     @property
     def trains_on_host(self) -> bool:
         """Whether optimizers have stepped on the host alone."""
-        return not self._trains_on_gpu and self._stepped.total() > 0
+        return not self._trains_on_gpu and self.optimizers.steps > 0
 
     def end_early(self) -> None:
         """Take the steps so far, because the script has ended."""
@@ -242,7 +226,7 @@ class ScriptObserver:
         if self.is_lower_bound:
             return
         self.notes["steps"] = (
-            f"the script ended after {_counted(self._boundaries)}: longer training can take more, "
+            f"the script ended after {counted(self._boundaries)}: longer training can take more, "
             "where gradients and optimizer state of a step are there in the next one"
         )
 
@@ -254,12 +238,12 @@ class ScriptObserver:
         """
         if self.has_enough_steps:
             self.notes["deadline"] = (
-                f"time was up after {_counted(self._stepped.total())}{calls and f', at {calls}'}: "
+                f"time was up after {counted(self.optimizers.steps)}{calls and f', at {calls}'}: "
                 "what the script does later was not looked at"
             )
             return True
         return self.take_lower_bound(
-            f"the deadline was reached after {_counted(self._stepped.total())}, and this is the memory of what "
+            f"the deadline was reached after {counted(self.optimizers.steps)}, and this is the memory of what "
             "ran until then; raise --deadline, or let the script do less before it trains (fewer evaluation batches, "
             f"shorter generation){calls and f'; it was at {calls}'}"
         )
@@ -273,7 +257,7 @@ class ScriptObserver:
     def note_running(self, error: BaseException) -> None:
         """Note the calls that the trace ended in, if a library trains, and loops whose rounds make
         optimizers."""
-        self._held = self._optimizers()  # the script's frames go with the error
+        self._held = [*self.optimizers]  # the script's frames go with the error
         self.loops.learn_queues()
         if self.has_enough_steps and self.recorder.phase == GENERATION:
             self.notes[GENERATION] = self._generation.sentence
@@ -297,10 +281,10 @@ class ScriptObserver:
     @property
     def missing(self) -> str:
         """What a script did not do that ended before it had trained enough, as a sentence."""
-        steps = self._stepped.total()
+        steps = self.optimizers.steps
         if self.trains_on_host:
             return (
-                f"the model never left the CPU: {_counted(steps)} ran there; "
+                f"the model never left the CPU: {counted(steps)} ran there; "
                 "let the script train on the GPU (model.to('cuda')), by its own arguments if it has some"
             )
         if not steps and not self.recorder.now():
@@ -312,11 +296,11 @@ class ScriptObserver:
                 "the script ended, and no optimizer stepped on what is on the GPU; "
                 "a trace takes two steps of an optimizer of torch.optim, or of a class derived from torch.optim.Optimizer"
             )
-        return f"the script ended after {_counted(steps)}, and no step was complete"
+        return f"the script ended after {counted(steps)}, and no step was complete"
 
     @property
     def _steps_wanted(self) -> int:
-        return _STEPS + (len(self._stepped) > 1) if self._has_optimizer else _PASSES
+        return STEPS + (len(self.optimizers.stepped) > 1) if self._has_optimizer else _PASSES
 
     # Called by the simulated GPU; see :mod:`gpumemnet.tracing.script.gpu`.
 
@@ -450,13 +434,12 @@ class ScriptObserver:
             if not self._has_optimizer:
                 self._has_optimizer, self._boundaries = True, 0
                 self.notes.pop("optimizer", None)
-            if not self._is_counting:
-                self._made.append(weakref.ref(optimizer))
+            if not self.optimizers.is_counting:
+                self.optimizers.add(optimizer)
                 self.loaders.is_over = self.loaders.is_over and False
-                self._made_at = self._stepped.total()
             make_optimizer(optimizer, *args, **kwargs)
-            self._made_events.setdefault(self._key(optimizer), self.recorder.now())
-            is_another = self.progress.has_trained and not self._is_counting
+            self.optimizers.is_made(optimizer)
+            is_another = self.progress.has_trained and not self.optimizers.is_counting
             if is_another and not self._trains_another:
                 self._trains_another = True
                 self._begin_rest()
@@ -527,11 +510,11 @@ class ScriptObserver:
         self._inputs.clear()
         self.loaders.trained()
         if self.loaders.is_over is False:  # a library trains another network
-            self.loaders.is_over = self._stepped.total() > self._made_at + STEPS_OF_ANOTHER
+            self.loaders.is_over = self.optimizers.steps_since_made > STEPS_OF_ANOTHER
         self.recorder.classify_kept()
         if self.has_enough_steps and self.first is None:
             self.first = self.recorder.timeline()
-            self._frozen = frozen_parameters(self._optimizers())
+            self.optimizers.freeze()
             self._counted_from, self._counted_at = self.recorder.now(), process_time()
             self.progress.has_stepped = True
             self.seen()
@@ -553,7 +536,7 @@ class ScriptObserver:
         is_enough = (
             (events > most or is_late)
             and seconds > min(MORE_SECONDS, self.more_seconds / 2)
-            and all(self._stepped[self._key(each)] != 1 for each in self._optimizers())
+            and not self.optimizers.has_single_steps
         )
         if not (is_enough or (is_over and not self.progress.has_trained)):
             return
@@ -576,10 +559,8 @@ class ScriptObserver:
         """What follows the steps has time of its own from now on."""
         slow = min(REST_STEPS * self._least_step[0], REST_STEPS // 2 * self.more_seconds)
         seconds = max(min(REST_SECONDS, self.more_seconds), slow) or REST_SECONDS
-        largest = max(self._optimizers(), key=lambda each: len(parameters_of(each)), default=None)
         # An evaluation may have trained a probe, before the script trains its network.
-        is_before = largest is not None and not self._stepped[self._key(largest)]
-        shorten_alarm(seconds * (_BEFORE if is_before else 1))
+        shorten_alarm(seconds * (_BEFORE if self.optimizers.largest_waits else 1))
 
     def _gives(self, what: str) -> None:
         """A data loader gives a batch that was chosen: the next step trains on it."""
@@ -590,40 +571,12 @@ class ScriptObserver:
         """Return what the run has shown after its first steps; ``None`` if it had none."""
         if self.first is None or self._whole is not None:
             return self._whole
-        left, frozen = 0, 0
-        sentences = [*self.loaders.unread]
-        for optimizer in self._optimizers():
-            held = [
-                each
-                for each in parameters_of(optimizer)
-                if (self.device_of(each) == _GPU or id(each) in self._were_on_gpu)
-                and (each.is_floating_point() or each.is_complex())
-            ]  # others, such as those in 4 bits, have no gradient
-            trained = [each for each in held if each.requires_grad or each in optimizer.state]
-            known = set(map(id, trained))  # some scripts turn requires_grad off between steps
-            frozen += self._state_bytes(optimizer, [each for each in held if id(each) not in known])
-            stepped = self._stepped[self._key(optimizer)]
-            wraps_another = any(
-                self._stepped[self._key(each)] > stepped
-                and {*map(id, optimizer.param_groups)} <= {*map(id, each.param_groups)}
-                for each in self._optimizers()
-            )
-            if trained and stepped < _STEPS and not wraps_another:
-                more = self._state_bytes(optimizer, trained)
-                left += more
-                sentences.append(
-                    f"{type(optimizer).__name__} {'stepped once' if stepped else 'never stepped'} in the {self._boundaries:,} steps "
-                    f"that were traced: the safe bytes hold its gradients and state ({more / MIB:,.0f} MiB)"
-                )
-        if frozen >= MIB:
-            sentences.append(
-                f"an optimizer holds parameters that do not train (requires_grad is off): if they are unfrozen later, "
-                f"their gradients and state take {frozen / MIB:,.0f} MiB more, and what their layers keep for them"
-            )
+        left, sentences = self.optimizers.left(self._boundaries)
+        sentences = [*self.loaders.unread, *sentences]
         shapes: defaultdict[Any, dict[str, None]] = defaultdict(dict)  # by what trains on them
         for step, each in self.shapes.items():
             if step not in self.step_names:
-                shapes[frozenset(self._steppers[step])][each] = None
+                shapes[self.optimizers.steppers(step)][each] = None
         different = [*max(shapes.values(), key=len, default={})]
         is_met = self.loops.met_longest or "the longest batch" in self.step_names.values()
         if len(different) > 1 and (self.loaders.has_drawn or not is_met):
@@ -631,42 +584,18 @@ class ScriptObserver:
                 f"batches have different shapes ({'; '.join(different[:3])}): "
                 "the largest that was seen counts, and a larger one takes more"
             )
-        for optimizer in self._optimizers():
-            self._learn_state(optimizer)
+        for optimizer in self.optimizers:
+            self.optimizers.learn_state(optimizer)
         return WholeRun(
             self.recorder.timeline(),
             self._boundaries,
             self.step_names,
             left,
             tuple(sentences),
-            {each: self._made_events.get(key, 0) for key, each in self._states.items()},
+            self.optimizers.made_after,
             self.counters.sizes,
             self.loops.queues,
         )
-
-    def _learn_state(self, optimizer: Optimizer) -> None:
-        """Learn which storages hold the state of an optimizer, which may be gone at the end."""
-        numbers = self.recorder.numbers_of(
-            each
-            for parameter, values in optimizer.state.items()
-            if id(parameter) not in self._frozen
-            for each in tensors_in(values)
-        )
-        held = self.recorder.numbers_of(parameters_of(optimizer))  # as SAM puts back
-        self._states[self._key(optimizer)] = tuple({*numbers}.difference(held))
-
-    def _key(self, optimizer: Optimizer) -> int:
-        """Return the number of an optimizer: that of one in whose place it was made, unless both are
-        there."""
-        key, others = optimizer_key(optimizer), self._optimizers()
-        earlier = takewhile(lambda each: each is not optimizer, others)
-        # A key looks at all parameters; few optimizers begin with the same one.
-        alike = (each for each in earlier if _first(each) is _first(optimizer))
-        return key + sum(optimizer_key(each) == key for each in alike)
-
-    def _optimizers(self) -> list[Optimizer]:
-        """The optimizers that the script has not dropped."""
-        return [each for each in (one() for one in self._made) if each is not None]
 
     def _model_starts(self) -> None:
         self._end_whole_run()
@@ -724,35 +653,24 @@ class ScriptObserver:
         if self._started:
             self.recorder.begin(phase)
 
-    def _state_bytes(self, optimizer: Optimizer, parameters: list[Tensor]) -> int:
-        with patch.object(self, "_is_counting", True):
-            return state_bytes(optimizer, parameters)
-
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._is_counting:
+        if self.optimizers.is_counting:
             return
         take_from_gpu(optimizer, partial(self.notes.setdefault, "paged"))
-        if isinstance(optimizer, LBFGS):
-            self._history += history_of_first_step(optimizer)
-            self.recorder.classify(self._history, "optimizer_state", "")
+        self.optimizers.begin_step(optimizer)
         if not self._in_engine:
             self._stepping = True
             self._begin("optimizer")
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._is_counting:
+        if self.optimizers.is_counting:
             return
-        if isinstance(optimizer, LBFGS):
-            self._history.clear()
-            fill_history(optimizer)
-            self.notes["LBFGS"] = (
-                "LBFGS: its history is counted in full, with as many updates as history_size allows"
-            )
+        if assumed := self.optimizers.fill(optimizer):
+            self.notes["LBFGS"] = assumed
         self._tensors.classify(optimizer, of_engine=self._has_engine)
         if self._in_engine:
             return
         self._stepping = False
-        self._steppers[self._boundaries + 1].add(self._key(optimizer))
         if self._trained is not None:
             self._trained.stepped(optimizer)
         parameters = parameters_of(optimizer)
@@ -761,11 +679,8 @@ class ScriptObserver:
                 self.device_of(each) == _GPU or hasattr(each, "device_mesh") for each in parameters
             )
             # Without gradients it trains nothing, such as where a script shows its learning rates.
-            self._stepped[self._key(optimizer)] += self._trains_on_gpu or any(
-                each.grad is not None for each in parameters
-            )
-        if self._stepped[self._key(optimizer)] <= _STEPS:
-            self._learn_state(optimizer)
+            has_trained = self._trains_on_gpu or any(each.grad is not None for each in parameters)
+        self.optimizers.end_step(optimizer, self._boundaries + 1, has_trained=has_trained)
         if self.trains_on_host:
             self._stepped_at = self._stepped_at or process_time()
             if process_time() > self._stepped_at + _SECONDS_ON_HOST:
@@ -777,16 +692,7 @@ class ScriptObserver:
         self._begin("forward")
 
 
-def _first(optimizer: Optimizer) -> Any:
-    """The first parameter of an optimizer."""
-    return next((each for group in optimizer.param_groups for each in group["params"]), None)
-
-
 def _given(arguments: Any) -> list[Tensor]:
     """The tensors that a module is called with, also as attributes of an object."""
     objects = [getattr(each, "__dict__", None) for each in arguments[0]]
     return [each for each in tensors_in(arguments) or tensors_in(objects) if each.ndim]
-
-
-def _counted(steps: int) -> str:
-    return "1 optimizer step" if steps == 1 else f"{steps:,} optimizer steps"

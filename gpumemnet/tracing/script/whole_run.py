@@ -25,8 +25,7 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from gpumemnet.allocator import EMPTY_CACHE, signed_bytes
@@ -68,8 +67,6 @@ LEAST_GROWTH: Final = 2**14
 """Bytes by which memory grows with every step, where that counts: not those of losses in a list."""
 _SIZE: Final = re.compile(r"(?!num)(?!.*batches).*batch", re.IGNORECASE)
 """Names of batch sizes, not of how many batches there are."""
-_KERNELS: Final = ("fused", "foreach", "capturable")
-"""Settings of an optimizer that do not change its state."""
 _MOST_KEPT_BYTES: Final = 2**29
 """Size of a chosen batch that is kept, to be given again."""
 _SECONDS: Final = 3.0
@@ -533,27 +530,3 @@ class _Batches:
 def _is_endless(frame: FrameType) -> bool:
     """Whether code asks for a next batch that counts on there being one."""
     return asks_once(frame) and not is_guarded(frame, StopIteration)
-
-
-def state_bytes(optimizer: Optimizer, parameters: Sequence[Tensor]) -> int:
-    """Return the bytes of gradients and state of ``parameters`` once the optimizer has stepped."""
-    kind: Any = type(optimizer)
-    settings = {
-        name: value
-        for name, value in optimizer.defaults.items()
-        if name not in _KERNELS and name in signature(kind).parameters
-    }
-    with unseen():
-        dense = (each for each in parameters if each.layout is torch.strided)
-        alone = [nn.Parameter(torch.empty_like(each, device="meta")) for each in dense]
-        for parameter in alone:
-            parameter.grad = torch.empty_like(parameter)
-        gradients = sum(each.nbytes for each in alone)
-        try:
-            twin = kind(alone, **settings)
-            twin.step()
-        except Exception:  # an optimizer of the user's own
-            return gradients
-    held = [each for state in twin.state.values() for each in state.values()]
-    tensors = [each for each in held if isinstance(each, Tensor) and each.numel() > 1]
-    return gradients + sum(each.nbytes for each in tensors)
