@@ -57,7 +57,7 @@ class _Changing(ast.NodeTransformer):
 
     def __init__(self, file: str, called: defaultdict[str, set[str]]) -> None:
         self._file, self._called = file, called
-        self._leaves = self._is_generator = self._is_within = False
+        self._leaves = self._is_generator = self._is_within = self._loops = False
         self._scope = ""
         """Name of the function, or place of the loop, that a statement is in."""
         self._positions: frozenset[str] = frozenset()
@@ -89,6 +89,7 @@ class _Changing(ast.NodeTransformer):
             self,
             _scope=node.name,
             _is_generator=is_generator,
+            _loops=any(isinstance(each, ast.For | ast.While) for each in ast.walk(node)),
             _positions=positions,
             _shapes=shapes,
             _made=_made_anew(node),
@@ -175,11 +176,8 @@ class _Changing(ast.NodeTransformer):
     def visit_If(self, node: ast.If) -> ast.AST:
         self._leaves = any(
             _called_name(getattr(each, "value", each)) in _EXITS
-            or (
-                isinstance(each, ast.Break | ast.Return | ast.Raise)
-                # A function that only answers leaves nothing.
-                and ast.unparse(each) not in ("return True", "return False")
-            )
+            or isinstance(each, ast.Break | ast.Raise)
+            or (isinstance(each, ast.Return) and not self._answers(each))
             for each in node.body
         )
         place = f"{self._file} line {node.lineno} ({ast.unparse(node.test)})"
@@ -209,6 +207,12 @@ class _Changing(ast.NodeTransformer):
         for each in (node.body, node.orelse):
             each[:] = map(self.visit, each)
         return node
+
+    def _answers(self, end: ast.Return) -> bool:
+        """Whether a function only answers, as one that tells the size in an epoch, and leaves no loop
+        that may train."""
+        value = getattr(end.value, "value", end.value)
+        return isinstance(value, bool) or (value is not None and not self._loops)
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         place = f"{self._file} line {node.lineno}"
