@@ -92,12 +92,14 @@ class RequestOptions(PredictionOptions):
         """The members of the request's body."""
         fits = self.fits if isinstance(self.fits, bool) else list(self.fits)
         members = {
+            "coverage": self.coverage,
+            "bin_width_mib": _width_mib(self.bins),
             "gpu": self.gpu,
             "encoder": self.encoder,
             "fits": fits,
             "devices": self.devices and list(self.devices),
         }
-        return _bins_and_coverage(self.bins, self.coverage) | _given(members)
+        return _given(members)
 
 
 def _given(members: Mapping[str, Any]) -> Document:
@@ -107,15 +109,15 @@ def _given(members: Mapping[str, Any]) -> Document:
     }
 
 
-def _bins_and_coverage(bins: BinScheme | None, coverage: float) -> Document:
+def _width_mib(bins: BinScheme | None) -> int | None:
     if bins is None:
-        return {"coverage": coverage}
+        return None
     if bins.width_bytes % MIB or bins != bins_of_width(bins.width_bytes):
         raise InvalidRequestError(
             "must be bins_of_width(…) of whole MiB: the service knows no others",
             "bins",
         )
-    return {"coverage": coverage, "bin_width_mib": bins.width_bytes // MIB}
+    return bins.width_bytes // MIB
 
 
 def _prediction(document: Any) -> ServedPrediction:

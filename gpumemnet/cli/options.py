@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from gpumemnet.errors import InvalidRequestError
+from gpumemnet.gpu import MAX_CONTEXT_MIB
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import TRAINING_OPTIONS
 from gpumemnet.named.methods import METHODS
@@ -43,6 +44,7 @@ ContextMib = Annotated[
         envvar="GPUMEMNET_CONTEXT_MIB",
         metavar="MIB",
         min=1,
+        max=MAX_CONTEXT_MIB,
         help="Size of the CUDA context, where you know yours; the catalogue's by default.",
     ),
 ]

@@ -14,7 +14,6 @@ from typing import Final, NamedTuple, overload
 import numpy as np
 
 from gpumemnet.atomic_files import Document
-from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu import (
     MAX_CONTEXT_MIB,
     ContextEstimate,
@@ -25,7 +24,7 @@ from gpumemnet.gpu import (
     grown_context,
 )
 from gpumemnet.job.job_table import Array, Flags, Indices
-from gpumemnet.job.layers import describe
+from gpumemnet.job.layers import check_count
 from gpumemnet.predict.bundle_card import BundleCard
 from gpumemnet.predict.distribution import BinScheme, MemoryDistribution
 from gpumemnet.units import MIB
@@ -78,22 +77,15 @@ class GpuResolver:
             default nothing is stated.
 
     Raises:
-        InvalidRequestError: when the GPU is unknown or the context impossible.
+        InvalidRequestError: when the GPU is unknown.
+        InvalidJobError: when the context is impossible.
     """
 
     def __init__(
         self, cards: Iterable[BundleCard], gpu: str | None = None, context_bytes: int | None = None
     ) -> None:
-        if context_bytes is not None and (
-            type(context_bytes) is not int or not 0 < context_bytes <= MAX_CONTEXT_MIB * MIB
-        ):
-            stated = (
-                context_bytes / MIB if isinstance(context_bytes, int | float) else context_bytes
-            )
-            raise InvalidRequestError(
-                f"must be a number of MiB between 1 and {MAX_CONTEXT_MIB}, not {describe(stated)}",
-                "context_mib",
-            )
+        if context_bytes is not None:
+            check_count(context_bytes, "context_bytes", 1, MAX_CONTEXT_MIB * MIB)
         self._cards = list(cards)
         self._context_bytes = context_bytes
         self._of_device = cache(self._prediction_gpu)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gpumemnet import Predictor, TrainingJob, job_from_dict, job_from_json
-from gpumemnet.errors import InvalidJobError, InvalidRequestError
+from gpumemnet.errors import FieldError, InvalidJobError
 from gpumemnet.gpu import context, device_profile
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.predict.features import FEATURE_NAMES, feature_matrix
@@ -59,12 +59,12 @@ def test_a_site_states_its_gpu_and_its_context() -> None:
     ("settings", "sentence"),
     [
         ({"gpu": "Voodoo2"}, "gpu: no profile of 'Voodoo2'"),
-        ({"context_bytes": 0}, "context_mib: must be a number of MiB between 1 and 16384"),
-        ({"context_bytes": 2**40}, "context_mib: must be a number of MiB between 1 and 16384"),
+        ({"context_bytes": 0}, "context_bytes: must be between 1 and 17179869184"),
+        ({"context_bytes": 2**40}, "context_bytes: must be between 1 and 17179869184"),
     ],
 )
 def test_a_setting_that_cannot_be(settings: dict[str, object], sentence: str) -> None:
-    with pytest.raises(InvalidRequestError) as raised:
+    with pytest.raises(FieldError) as raised:
         Predictor.default(**settings)
     assert str(raised.value).startswith(sentence)
 
