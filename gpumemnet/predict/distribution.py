@@ -65,7 +65,8 @@ class MemoryDistribution:
             halved = (tangents @ self.weights[own, :, None])[:, :, 0]
             cumulative[own, 1:-1] = 0.5 + shares[own] * halved
         np.minimum(np.maximum(cumulative, 0.0), 1.0, out=cumulative)
-        return cumulative[:, 1:] - cumulative[:, :-1]
+        # Sums of the same numbers are rounded differently in products of other shapes.
+        return np.maximum(cumulative[:, 1:] - cumulative[:, :-1], 0.0)
 
     def widened(self, factors: Array) -> MemoryDistribution:
         """Stretches each distribution around its centre by ``factors``, shape ``[B]``."""
