@@ -446,6 +446,7 @@ class _Batches:
         self._loader, self._begin, self._loaders = loader, begin, loaders
         self._left: list[tuple[str, Any]] | None = None
         self._given = self._live_bytes = self._count = 0
+        self._is_slow = False
         with suppress(Exception):  # a stream of samples, or batches of unlike sizes
             self._count = len(loader)
         self._last_second, self._second = monotonic() + _SECONDS, 0.0
@@ -499,12 +500,16 @@ class _Batches:
             is_known = self._count > 0  # what the code computes of them is not traced
             if is_known and left < 0:
                 raise StopIteration
-        # The data set may give others in this epoch: its first batch is its own.
-        known = self._loaders.again(self._loader) if is_known and self._given > 1 else None
+        # The data set may give others in this epoch: its first batch is its own.  Where it takes little,
+        # each is: a script may look up by the numbers of samples what they gave.
+        is_wanted = is_known and self._given > 1 and self._is_slow
+        known = self._loaders.again(self._loader) if is_wanted else None
         if known is not None:
             return known
+        start = monotonic()
         with alarm_waits():
             batch = next(self._batches)
+        self._is_slow = (monotonic() - start) * (self._count or inf) > LATER_SECONDS
         return self._loaders.given(self._loader, batch)
 
     def _is_cheap(self, left: int) -> bool:
