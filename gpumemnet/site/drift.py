@@ -1,8 +1,8 @@
 """Detects drift: recent jobs that differ from the training data, or that take more or less memory
 than predicted.
 
-Four things are tested for every family and GPU with enough jobs: the error, the coverage of the
-safe bytes, the share of jobs outside the support, and the distribution of every amount.
+Three things are tested for every family and GPU with enough jobs: the error, the coverage of the
+safe bytes, and the share of jobs outside the support.
 Something counts as drift when it is both too unlikely to be chance, corrected for the number of
 tests, and large enough to matter: among many jobs some test always finds a difference.
 """
@@ -11,26 +11,23 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from scipy import stats
 
-from gpumemnet.atomic_files import Document
 from gpumemnet.errors import UnsupportedJobError
-from gpumemnet.gpu import GENERIC_BLAS_WORKSPACE_BYTES, known_profile
-from gpumemnet.job.job_table import Array, JobTable
+from gpumemnet.gpu import known_profile
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.physics.replicas import WITH_OTHERS
 from gpumemnet.predict.conformal import binomial_tail, bounds_kept
-from gpumemnet.predict.features import FEATURE_NAMES, feature_matrix
 from gpumemnet.predict.prediction import PredictionTable
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.site.observations import SiteRows
 
-KINDS: Final = ("error", "coverage", "support", "features")
+KINDS: Final = ("error", "coverage", "support")
 ALPHA: Final = 0.01
 WINDOW: Final = 200
 MIN_JOBS: Final = 20
@@ -38,22 +35,6 @@ ERROR_MATTERS: Final = 0.05
 """Smallest relative error of the median that counts; the models' own spread explains less."""
 TOLERATED_OUTSIDE: Final = 0.05
 """Share of jobs outside the support that is normal."""
-DISTANCE_MATTERS: Final = 0.1
-"""Smallest distance of two distributions that counts: ten jobs of a hundred have other values."""
-
-AMOUNTS: Final = (
-    *(
-        "batch_size",
-        "input_elements",
-        "total_parameters",
-        "total_activations",
-        "trainable_share",
-        "sequence_length",
-    ),
-    *("input_bytes", "activation_bytes"),
-)
-"""Feature columns that totals give and that do not depend on the GPU."""
-QUANTILES: Final = 65
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +44,9 @@ class Finding:
     Attributes:
         kind: one of :data:`KINDS`.
         family, gpu: of the jobs; the GPU is ``None`` where only jobs are known.
-        name: what was tested: ``median``, ``safe bytes``, ``outside the support``, or a feature.
+        name: what was tested: ``median``, ``safe bytes`` or ``outside the support``.
         jobs: number of jobs tested.
-        effect: how far it is off: share of the median, of jobs, or the distance of two
-            distributions.
+        effect: how far it is off: share of the median, or of jobs.
         matters: the effect from which it counts.
         probability: of such an effect, or a larger one, by chance.
         corrected: the same, by Bonferroni's correction for the number of tests.
@@ -88,10 +68,10 @@ class Finding:
 
 
 RULE: Final = (
-    f"Retrain when a test of {', '.join(KINDS[:3])}, or of features where the memory of the jobs is unknown, fails: its "
+    f"Retrain when a test of {', '.join(KINDS)} fails: its "
     f"probability is below {ALPHA:g} after Bonferroni's correction for all tests of the run, and its effect matters: a median "
-    f"{ERROR_MATTERS:.0%} off, coverage below the promise, more than {TOLERATED_OUTSIDE:.0%} of the jobs outside the "
-    f"support, or a distribution {DISTANCE_MATTERS:.0%} of the jobs away."
+    f"{ERROR_MATTERS:.0%} off, coverage below the promise, or more than {TOLERATED_OUTSIDE:.0%} of the jobs outside the "
+    "support."
 )
 
 
@@ -102,8 +82,7 @@ class DriftReport:
     Attributes:
         findings: every test: drift first, then in the order of :data:`KINDS`, the least likely
             first.
-        causes: the findings that start a retraining, by :data:`RULE`: other jobs do not need other
-            models as long as the predictions are right.
+        causes: the findings that start a retraining, by :data:`RULE`.
         notes: what could not be tested, and why.
     """
 
@@ -147,13 +126,8 @@ def find_drift(rows: SiteRows, predictor: Predictor) -> DriftReport:
     findings.sort(
         key=lambda one: (not one.is_drift, KINDS.index(one.kind), one.corrected, -one.effect)
     )
-    is_judged = {(one.family, one.gpu) for one in findings if one.kind == "error"}
-    causes = [
-        one
-        for one in findings
-        if one.is_drift and (one.kind != "features" or (one.family, one.gpu) not in is_judged)
-    ]
-    return DriftReport(tuple(findings), tuple(causes), tuple(notes))
+    causes = tuple(one for one in findings if one.is_drift)
+    return DriftReport(tuple(findings), causes, tuple(notes))
 
 
 def _groups(rows: SiteRows) -> Iterator[tuple[str, str | None, SiteRows]]:
@@ -172,19 +146,12 @@ def _group_findings(
     is_known = gpu is None or known_profile(gpu) is not None
     predicted = predictor.predict_table(rows.jobs, gpu=gpu if is_known else None)
     findings = [_support(predicted)]
-    notes = []
+    note = None
     if is_known:
         findings += [*_error(rows, predicted), *_coverage(rows, predicted)]
     else:
-        notes.append(f"there is no profile of the {gpu}, so that nothing was predicted for it")
-    reference = (predictor.model().card.document.get("reference") or {}).get(family)
-    if reference is None:
-        notes.append(
-            "features are not compared: the model's card says nothing of its training jobs"
-        )
-    else:
-        findings += _features(rows.jobs, reference)
-    return [replace(one, family=family, gpu=gpu) for one in findings], "; ".join(notes) or None
+        note = f"there is no profile of the {gpu}, so that nothing was predicted for it"
+    return [replace(one, family=family, gpu=gpu) for one in findings], note
 
 
 def _error(rows: SiteRows, predicted: PredictionTable) -> Iterator[Finding]:
@@ -237,43 +204,3 @@ def _support(predicted: PredictionTable) -> Finding:
         probability,
         sentence,
     )
-
-
-def _features(jobs: JobTable, reference: Mapping[str, Any]) -> Iterator[Finding]:
-    """Kolmogorov-Smirnov test of each amount against a :func:`training_reference`.
-
-    New options and layer kinds lie outside the support.
-    """
-    trained, quantiles_of = reference["rows"], reference["quantiles"]
-    for name, values in _job_amounts(jobs).items():
-        if name not in quantiles_of:
-            continue  # the card is older than the column
-        quantiles = np.array(quantiles_of[name])
-        # The smallest possible: between two quantiles the reference's distribution is unknown.
-        distance = stats.ks_2samp(values, quantiles).statistic - 1.0 / (len(quantiles) - 1)
-        distance = max(0.0, float(distance))
-        sentence = f"{name}: median {np.median(values):,.4g}, in training {quantiles[len(quantiles) // 2]:,.4g}"
-        effective = len(jobs) * trained / (len(jobs) + trained)
-        probability = float(stats.kstwo.sf(distance, max(1, round(effective))))
-        yield Finding(
-            "features", name, len(jobs), distance, DISTANCE_MATTERS, probability, sentence
-        )
-
-
-def training_reference(jobs: JobTable) -> Document:
-    """A summary of the jobs of one family that a model was trained on, for ``reference`` in its
-    card: their number, and evenly spaced quantiles of each amount."""
-    steps = np.linspace(0.0, 1.0, QUANTILES)
-    return {
-        "rows": len(jobs),
-        "quantiles": {
-            name: np.quantile(values, steps, method="inverted_cdf").tolist()
-            for name, values in _job_amounts(jobs).items()
-        },
-    }
-
-
-def _job_amounts(table: JobTable) -> dict[str, Array]:
-    """The columns :data:`AMOUNTS` of ``B`` jobs, shape ``[B]`` each."""
-    features = feature_matrix(table, GENERIC_BLAS_WORKSPACE_BYTES)
-    return {name: features[:, FEATURE_NAMES.index(name)] for name in AMOUNTS}

@@ -35,7 +35,6 @@ from gpumemnet.predict.conformal import COVERAGES, FEWEST_SCORES, conformal_boun
 from gpumemnet.predict.features import FEATURE_NAMES, FEATURE_SCHEMA, SEQUENCE_COLUMNS
 from gpumemnet.predict.prediction import OF_THE_SITE
 from gpumemnet.predict.predictor import SLACK_BYTES
-from gpumemnet.site.drift import training_reference
 
 from ..networks.line import GROUP_NAMES
 from .classifier import TrainedClassifier, batch_of, fitted_inputs, float_tensor
@@ -136,7 +135,6 @@ def save_classifier(
             for family, own in of_family.items()
             if (found := traced_peak(own)) is not None
         },
-        "reference": {family: training_reference(own.jobs) for family, own in of_family.items()},
         "training": {**asdict(classifier.plan), "torch": torch.__version__.split("+")[0]},
         **further,
     }
