@@ -391,8 +391,9 @@ class KnownValues(DispatchMode):
         written = _written(writes, args, kwargs)
         is_real = follows and self.numbers.compute(func, args, kwargs, result, written)
         for value in written:
-            # A few numbers that are learned stay near the first ones.
-            is_learned = isinstance(value, torch.nn.Parameter) and value.numel() <= _FEW
+            # A few numbers that are learned stay near the first ones, unless they are set.
+            is_few = isinstance(value, torch.nn.Parameter) and value.numel() <= _FEW
+            is_learned = is_few and "copy" not in func.__name__
             if value.is_meta and not (follows or is_learned):
                 self.numbers.forget(value)
             if not (value.is_meta or is_real):

@@ -160,25 +160,32 @@ def asks_once(frame: FrameType) -> bool:
     return True
 
 
-def is_guarded(frame: FrameType | None, kind: type[BaseException]) -> bool:
-    """Whether an error of this kind that ``frame`` raises is handled by code of the user's."""
+def is_guarded(
+    frame: FrameType | None, kind: type[BaseException], *, also_told: bool = True
+) -> bool:
+    """Whether an error of this kind that ``frame`` raises is handled by code of the user's;
+    ``also_told``: or told, and raised again."""
     names = {each.__name__ for each in kind.__mro__}
     while frame is not None:
         if is_user_code(frame.f_code.co_filename):
             node, parents = _node(frame.f_code, frame.f_lasti)
             around = () if node is None else _ancestors(node, parents)
-            if any(not names.isdisjoint(_handled(each)) for each in around):
+            if any(not names.isdisjoint(_handled(each, also_told)) for each in around):
                 return True
         is_script = frame.f_globals.get("__name__") == "__main__"
         frame = None if is_script and frame.f_code.co_name == "<module>" else frame.f_back
     return False
 
 
-def _handled(node: ast.AST) -> set[str]:
-    """The names of the errors that ``try`` or ``with suppress(…)`` handles."""
+def _handled(node: ast.AST, also_told: bool) -> set[str]:
+    """The names of the errors that ``try`` or ``with suppress(…)`` handles, or only tells."""
     kinds: list[ast.AST | None] = []
-    if isinstance(node, ast.Try):  # one that raises only tells of them
-        kinds = [each.type for each in node.handlers if not _fails(each.body[-1])]
+    if isinstance(node, ast.Try):
+        kinds = [
+            each.type
+            for each in node.handlers
+            if also_told or not isinstance(each.body[-1], ast.Raise)
+        ]
     if isinstance(node, ast.With):
         calls = [
             each.context_expr for each in node.items if isinstance(each.context_expr, ast.Call)

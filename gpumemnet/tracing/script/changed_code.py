@@ -31,6 +31,8 @@ _COMPUTES: Final = ("int", "float", "round", "abs", "min", "max", "math.floor", 
 """Functions that make a number of others."""
 _READS: Final = (".all", ".any", ".item", ".isnan", ".isfinite")
 """Methods that read values of a tensor, and do nothing else."""
+_BEST: Final = re.compile(r"best|(?<![a-z])(max|min)(?![a-z])", re.IGNORECASE)
+"""Names of what is best so far."""
 _SEARCHES: Final = ("bisect", "bisect_left", "bisect_right", "searchsorted", "digitize")
 """Functions that find the place of a number among others."""
 
@@ -66,8 +68,8 @@ class _Changing(ast.NodeTransformer):
         """Variables that a function makes anew each time."""
         self._counters: set[str] = set()
         """What the code adds to."""
-        self._bests: set[ast.expr] = set()
-        """Comparisons with what is best so far."""
+        self._bests: dict[ast.expr, ast.expr] = {}
+        """Comparisons with what is best so far → what is compared."""
 
     def visit_Module(self, node: ast.Module) -> ast.AST:
         self._counters = {
@@ -191,13 +193,15 @@ class _Changing(ast.NodeTransformer):
                 node.test = ast.copy_location(is_left, rest)
             case ast.BoolOp(values=parts):
                 parts[:] = sorted(parts, key=lambda part: not _counts_alone(part, parts))
-        self._bests |= {
-            each
-            for each in getattr(node.test, "values", [node.test])
-            if isinstance(each, ast.Compare)
-            and re.search("best|max|min", best := ast.unparse(each.comparators[0]))
-            and f"{best} = {ast.unparse(each.left)}" in map(ast.unparse, node.body)
-        }
+        assigned = {*map(ast.unparse, node.body)}
+        for each in getattr(node.test, "values", [node.test]):
+            if isinstance(each, ast.Compare):
+                sides = each.left, each.comparators[0]
+                for score, best in (sides, sides[::-1]):
+                    is_best = _BEST.search(ast.unparse(best)) and "(" not in ast.unparse(score)
+                    if is_best and f"{ast.unparse(best)} = {ast.unparse(score)}" in assigned:
+                        is_named = "best" in ast.unparse(best).lower()
+                        self._bests[each] = ast.Constant(None) if is_named else score
         node.test = self.visit(node.test)
         if is_amount:
             due: ast.expr = _call(DUE, ast.Constant(place))
@@ -217,8 +221,9 @@ class _Changing(ast.NodeTransformer):
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         place = f"{self._file} line {node.lineno}"
         test = self._condition(node)
-        is_best = node in self._bests
-        return ast.copy_location(_call(BEST, ast.Constant(place), test), node) if is_best else test
+        if (score := self._bests.get(node)) is None:
+            return test
+        return ast.copy_location(_call(BEST, ast.Constant(place), test, score), node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         return self._condition(node) if _is_search(node) else self.generic_visit(node)

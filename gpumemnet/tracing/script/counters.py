@@ -14,6 +14,7 @@ import sys
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
 from math import inf
@@ -22,10 +23,12 @@ from types import FrameType
 from typing import Any, Final
 
 import numpy as np
+from torch import Tensor
 
 from gpumemnet.torch_private.names import Function, sees_functions
 from gpumemnet.torch_private.script import FETCHING_FILE
 from gpumemnet.tracing.recorder import Recorder
+from gpumemnet.tracing.script.longest_batch import samples_of
 
 RISES: Final = 2
 """How often a number has risen from one step to the next that is taken for a counter; once, where it
@@ -182,7 +185,9 @@ class Running:
     def rounds_left(self, frame: FrameType, most: int) -> int:
         """Return after how many more rounds code of ``frame`` leaves the loop, at most."""
         ends = [each for of, each in self.ends.values() if of == id(frame)]
-        return next((more for more in range(1, most) if any(end(more) for end in ends)), most)
+        with suppress(Exception):  # of numbers that the script never has
+            return next(more for more in range(1, most) if any(end(more) for end in ends))
+        return most
 
     def want(self, is_other: Callable[[int], bool]) -> bool:
         """Want the numbers that make a condition other than it was, if they are few, else the first
@@ -392,9 +397,19 @@ class Counters:
             return at(found)
         return holds
 
-    def best(self, place: str, holds: Any) -> bool:
-        """Return whether a number is the best so far; it is, once, where it was not at two steps: of
-        values that are made up, none may be better than the first."""
+    def best(self, place: str, holds: Any, score: Any) -> bool:
+        """Return whether a score is the best so far; it is, once, where it was not at two steps: of
+        values that are made up, none may be better than the first.
+
+        Args:
+            place: the comparison.
+            holds: what it is.
+            score: ``None`` where the code says that it is one, else a number.
+        """
+        if not isinstance(
+            score, float | np.floating | Tensor | None
+        ):  # the longest text so far, say
+            return bool(holds)
         step = self.progress.trained()[0]
         is_best = bool(holds) or step > self._bests.setdefault(place, step)
         if is_best:
@@ -412,8 +427,11 @@ class Counters:
 
 def makes_sample() -> bool:
     """Whether a data set is asked for a sample, by a loader or by the trace."""
-    files = (each.f_code.co_filename for each, _ in walk_stack(None))
-    return not sees_functions() or FETCHING_FILE in files
+    running = (each.f_code for each, _ in walk_stack(None))
+    own = samples_of.__code__  # in the place of PyTorch's own code
+    return not sees_functions() or any(
+        each is own or each.co_filename == FETCHING_FILE for each in running
+    )
 
 
 def _are_few(value: Any) -> bool:

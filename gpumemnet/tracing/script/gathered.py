@@ -69,7 +69,8 @@ class Gathered:
         for each in _lists(frame):
             length, rise = self._lengths.get(id(each), (0, 0))
             self._lengths[id(each)] = len(each) + rounds * rise, rise
-            is_other = trains and tensors_in([*each][-rise:])
+            entries = [*each.values()] if isinstance(each, dict) else each
+            is_other = trains and tensors_in(entries[-rise:])
             if rise == len(each) - length and not is_other:
                 _add(each, rise, rounds)
 

@@ -178,7 +178,10 @@ def as_worker(loader: AnyLoader, read: Callable[[], Any]) -> Any:
             value = read()
             # Each tensor in shared memory holds a file open until all have come.
             is_shared = 0 < len(tensors_in(value)) <= _MOST_SHARED
-            return bytes((ForkingPickler if is_shared else pickle).dumps(value))
+            with suppress(Exception):  # of what only a copy can be sent of
+                if is_shared:
+                    return bytes(ForkingPickler.dumps(value))
+            return pickle.dumps(value)
         except Exception as error:
             return fault_sentence(error)
 
@@ -321,20 +324,23 @@ def samples_of(
 ) -> Any:
     """Return the samples of these numbers; those that were ``drawn`` before, as they were.
 
-    Once there is no more time, and the last ones are alike, copies of them take the place of the
-    others: their shapes tell the memory, and pictures and videos take long to decode.
+    Once there is no more time, and the last ones are alike, one of them takes the place of the
+    others: its shapes tell the memory, and pictures and videos take long to decode.
     """
     data: Any = vars(loader)["dataset"]  # of RecBole's, which gives another once it has begun
     if not drawn and getattr(data, "__getitems__", None):
         return data.__getitems__(numbers)
     samples: list[Any] = []
-    has_time = time_to_read(_SECONDS)
+    has_time, stands_in, is_asked = time_to_read(_SECONDS), None, False
     for number in numbers:
-        last, sample = samples[-SAMPLED:], drawn.get(number) if drawn else None
-        if len(last) == SAMPLED and not has_time():
+        if not is_asked and len(samples) >= SAMPLED and not has_time():
+            is_asked, last = True, samples[-SAMPLED:]
             sizes = {(size_of(each), _filled(each)) for each in last}
-            sample = last[0] if len(sizes) == 1 else sample
-        samples.append(data[number] if sample is None else copied(sample))
+            stands_in = last[0] if len(sizes) == 1 else None
+        if drawn and number in drawn:
+            samples.append(copied(drawn[number]))
+        else:
+            samples.append(data[number] if stands_in is None else stands_in)
     return samples
 
 

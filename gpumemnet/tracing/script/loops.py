@@ -166,7 +166,8 @@ class Loops:
             only_returns: whether it ends by returning a value only: then it is not left unless it
                 trains.
         """
-        if self._idle[place] > OFTEN or _is_aside():
+        is_idle = self._idle[place] > OFTEN and not self._may_train(place)
+        if is_idle or _is_aside():
             yield from items
             return
         progress, iterator, rise = self._progress, iter(items), 0
@@ -426,7 +427,7 @@ class Loops:
         """Whether a loop or data loader was left, so that an assertion holds that no code of the user's
         handles."""
         is_left = self._has_left or self._progress.is_cut()
-        return is_left and not is_guarded(sys._getframe(1), AssertionError)
+        return is_left and not is_guarded(sys._getframe(1), AssertionError, also_told=False)
 
     def continues_after_error(self) -> bool:
         """Whether the run goes on after the error of a statement.

@@ -631,7 +631,7 @@ class ScriptObserver:
             if given:
                 self._first_model = self._first_model or weakref.ref(module)
                 if self._first_model() is module:
-                    self.shapes.setdefault(step, shape)
+                    self.shapes[step] = shape
         if self._samples.known is None and self._started:
             self._samples.learn(module, _given(arguments), is_model=not self.modules.depth)
 

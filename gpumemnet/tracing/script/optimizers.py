@@ -85,9 +85,12 @@ class Optimizers:
 
     @property
     def largest_waits(self) -> bool:
-        """Whether the one of most parameters has not stepped."""
-        largest = max(self, key=lambda each: len(parameters_of(each)), default=None)
-        return largest is not None and not self.stepped[self.key(largest)]
+        """Whether one has not stepped that has more parameters than each of those that have."""
+        most = {True: 0, False: 0}
+        for each in self:
+            has_stepped = self.stepped[self.key(each)] > 0
+            most[has_stepped] = max(most[has_stepped], len(parameters_of(each)))
+        return most[False] > most[True]
 
     @property
     def made_after(self) -> dict[tuple[int, ...], int]:

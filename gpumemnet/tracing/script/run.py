@@ -636,7 +636,14 @@ def _found(name: str, path: Any) -> ModuleSpec | None:
     if (loaded := sys.modules.get(name)) is not None:
         return loaded.__spec__
     finders = (getattr(each, "find_spec", None) for each in sys.meta_path)
-    return next(filter(None, (find(name, path, None) for find in finders if find)), None)
+    parent = ModuleType(name.rpartition(".")[0])
+    parent.__path__ = path
+    # A folder that is no package asks its parent where it is.
+    with patch.dict(sys.modules, {parent.__name__: parent} if path is not None else {}):
+        spec = next(filter(None, (find(name, path, None) for find in finders if find)), None)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec.submodule_search_locations = [*spec.submodule_search_locations]
+    return spec
 
 
 def _run(

@@ -266,9 +266,9 @@ def test_a_script_that_ends_too_early_is_quoted(
 _DISTRIBUTED = """
 import sys, torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-from .widths import WIDTH
+from pkg.widths import WIDTH
 
-assert __name__ == "__main__" and __package__ == "pkg"
+assert __name__ == "__main__" and __package__ == "pkg.scripts"
 torch.distributed.init_process_group("nccl")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(WIDTH, WIDTH).cuda())
 data = TensorDataset(torch.randn(128, WIDTH))
@@ -288,18 +288,34 @@ def test_a_line_that_starts_a_module_on_several_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     package = tmp_path / "pkg"
-    package.mkdir()
-    files = {"__init__": "import flash_attn", "widths": "WIDTH = 256", "train": _DISTRIBUTED}
+    (package / "scripts").mkdir(parents=True)  # no package
+    files = {
+        "__init__": "import flash_attn",
+        "widths": "WIDTH = 256",
+        "scripts/train": _DISTRIBUTED,
+    }
     for name, text in files.items():
         (package / f"{name}.py").write_text(text)
     monkeypatch.chdir(tmp_path)
     assert (
         main(
-            ["trace", "--json", "--", "torchrun", "--nproc-per-node", "4", "-m", "pkg.train", "16"]
+            [
+                *[
+                    "trace",
+                    "--json",
+                    "--",
+                    "torchrun",
+                    "--nproc-per-node",
+                    "4",
+                    "-m",
+                    "pkg.scripts.train",
+                    "16",
+                ]
+            ]
         )
         == 0
     )
     answer = json.loads(capfd.readouterr().out)
     assert (answer["ranks"], answer["batch_size"]) == (4, 16)
-    assert answer["model"] == "pkg.train (Linear)"
+    assert answer["model"] == "pkg.scripts.train (Linear)"
     assert answer["parts"]["parameter"] == 4 * (256 * 256 + 256)

@@ -8,6 +8,7 @@ import tempfile
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -124,7 +125,7 @@ def test_only_the_newest_jobs_count() -> None:
 
 def odd(job: TrainingJob) -> TrainingJob:
     """The job with a layer that no training job has."""
-    totals = dict.fromkeys(("total_activations", "total_parameters", "trainable_parameters"))
+    totals: Any = dict.fromkeys(("total_activations", "total_parameters", "trainable_parameters"))
     return replace(job, layers=(*(job.layers or ()), Layer("fancy_norm", 64, 64)), **totals)
 
 
