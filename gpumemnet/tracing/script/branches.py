@@ -184,7 +184,7 @@ def _handled(node: ast.AST, also_told: bool) -> set[str]:
         kinds = [
             each.type
             for each in node.handlers
-            if also_told or not isinstance(each.body[-1], ast.Raise)
+            if also_told or ast.unparse(each.body[-1]) not in ("raise", f"raise {each.name}")
         ]
     if isinstance(node, ast.With):
         calls = [

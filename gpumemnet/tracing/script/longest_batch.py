@@ -48,7 +48,9 @@ _ALIKE: Final = 0.02
 _ITERATOR: Final = TorchName("torch.utils.data:DataLoader._get_iterator")
 """Starts the workers of a loader of the trace's own, which gives all that they read."""
 _SECONDS: Final = 2.0
-"""CPU time to read the samples of a batch that are alike, and to draw batches of two."""
+"""CPU time to draw batches of two."""
+_BATCH_SECONDS: Final = 6.0
+"""CPU time to read the samples of a batch that are alike."""
 _MOST_SHARED: Final = 64
 """Tensors that come through shared memory from a worker of the trace's own."""
 _LEVELS: Final = 2
@@ -324,23 +326,26 @@ def samples_of(
 ) -> Any:
     """Return the samples of these numbers; those that were ``drawn`` before, as they were.
 
-    Once there is no more time, and the last ones are alike, one of them takes the place of the
-    others: its shapes tell the memory, and pictures and videos take long to decode.
+    Once there is no more time, and the last ones are alike, copies of these take the place of the
+    others: their shapes tell the memory, and pictures and videos take long to decode.
     """
     data: Any = vars(loader)["dataset"]  # of RecBole's, which gives another once it has begun
     if not drawn and getattr(data, "__getitems__", None):
         return data.__getitems__(numbers)
     samples: list[Any] = []
-    has_time, stands_in, is_asked = time_to_read(_SECONDS), None, False
+    has_time, last = time_to_read(_BATCH_SECONDS), None
     for number in numbers:
-        if not is_asked and len(samples) >= SAMPLED and not has_time():
-            is_asked, last = True, samples[-SAMPLED:]
+        if last is None and len(samples) >= SAMPLED and not has_time():
+            last = samples[-SAMPLED:]
             sizes = {(size_of(each), _filled(each)) for each in last}
-            stands_in = last[0] if len(sizes) == 1 else None
-        if drawn and number in drawn:
-            samples.append(copied(drawn[number]))
-        else:
-            samples.append(data[number] if stands_in is None else stands_in)
+            last = last if len(sizes) == 1 else []
+        sample = drawn.get(number) if drawn else None
+        if sample is None and last:
+            sample = last[len(samples) % SAMPLED]
+        made = None
+        with suppress(Exception):  # of one that cannot be copied
+            made = None if sample is None else copied(sample)
+        samples.append(data[number] if made is None else made)
     return samples
 
 

@@ -166,8 +166,9 @@ class Loops:
             only_returns: whether it ends by returning a value only: then it is not left unless it
                 trains.
         """
-        is_idle = self._idle[place] > OFTEN and not self._may_train(place)
-        if is_idle or _is_aside():
+        if self._idle[place] > OFTEN and self._may_train(place):
+            self._idle[place] = 0
+        if self._idle[place] > OFTEN or _is_aside():
             yield from items
             return
         progress, iterator, rise = self._progress, iter(items), 0
@@ -276,10 +277,12 @@ class Loops:
                 self.left.update({} if progress.has_stepped else {place: None})
                 self.sampled.update({place}.intersection(self.making))
                 if place in self.training:
-                    grown, number, apart = loop.cycle
+                    # Of a loop whose rounds all keep as much, the first ones are known as well.
+                    grown, number, apart = (rise, loop.given, 1) if keeps else loop.cycle
                     is_regular = keeps or (apart > 1 and not self._counters.turned)
                     is_full = self._counters.sizes or bytes_of_queues(self._recorder)
-                    if is_sized and is_regular and loop.whole - number < apart and not is_full:
+                    is_cycle = keeps or loop.whole - number < apart
+                    if is_sized and is_regular and is_cycle and not is_full:
                         self._kept[place] = top + (len(numbers) - number) // apart * grown
                     last = loop.given
                     for round_number in loop.rest(second - before[0], self._recorder.live_bytes):

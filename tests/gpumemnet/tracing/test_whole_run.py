@@ -1238,7 +1238,7 @@ def test_a_loader_reads_few_slow_samples_that_are_alike(tmp_path: Path, size: ob
     made = tmp_path / "made"
     script = f"""
 from gpumemnet.tracing.script import longest_batch
-longest_batch._SECONDS = 0
+longest_batch._BATCH_SECONDS = 0
 class Samples(Dataset):
     __len__ = lambda self: 200
     def __getitem__(self, number):
