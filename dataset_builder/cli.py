@@ -16,10 +16,13 @@ import typer
 from gpumemnet.cli.commands import run
 from gpumemnet.cli.options import AsJson
 from gpumemnet.cli.output import print_result, progress_bar
+from gpumemnet.errors import MeasurementError
 from gpumemnet.job.dataset import write_dataset
 from gpumemnet.site.implausible_rows import implausible_rows
+from gpumemnet.units import format_bytes
 
 from .measure.campaign import RunSettings, Tally, run_campaign
+from .measure.gpu_process import probe_device, write_profile
 from .measure.journal import Journal, Settings
 from .measure.nvml import visible_meters
 from .merge import merge_datasets, read_source
@@ -151,6 +154,31 @@ def _check(sources: Sequence[Path], as_json: bool) -> None:
     print_result({"rows": rows, "findings": findings}, text, as_json=as_json)
     if findings:
         raise typer.Exit(FINDINGS_EXIT_CODE)
+
+
+@app.command("probe")
+def probe_gpu(
+    out: Annotated[Path, typer.Option(metavar="FILE.json", help="Device profile to write.")] = Path(
+        "profile.json"
+    ),
+    as_json: AsJson = False,
+) -> None:
+    """Measure the first visible GPU while nothing else uses it.
+
+    Reads its CUDA context after training steps, and the workspace of cuBLAS.
+    """
+    [meter, *_] = visible_meters()
+    if not out.absolute().parent.is_dir():
+        raise MeasurementError(f"{out} cannot be written: there is no such folder")
+    document = probe_device(meter)
+    write_profile(document, out)
+    found = document["profile"]
+    text = (
+        f"context after training steps: {format_bytes(found['context_bytes'])}\n"
+        f"cuBLAS workspace: {found['blas_workspace_bytes']:,} bytes\n"
+        f"profile of {meter.gpu.name} written to {out}: give it as --gpu"
+    )
+    print_result(document, text, as_json=as_json)
 
 
 def main() -> None:

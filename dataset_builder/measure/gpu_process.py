@@ -1,4 +1,4 @@
-"""Processes on a GPU, as a campaign sees them.
+"""Processes on a GPU, as a campaign sees them, and probes of the GPU by such processes.
 
 Every job runs in a fresh process.  A fork server has imported torch once but never touched CUDA, so
 a process starts in milliseconds.  It waits after every phase until NVML has been read.
@@ -7,6 +7,7 @@ a process starts in milliseconds.  It waits after every phase until NVML has bee
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import os
 import pkgutil
@@ -18,8 +19,9 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.atomic_files import Document
+from gpumemnet.atomic_files import Document, replace_file
 from gpumemnet.errors import MeasurementError
+from gpumemnet.gpu import PROFILE_FORMAT, PROFILE_VERSION
 from gpumemnet.job.measurement import Phase
 from gpumemnet.sandbox.process import end_with_parent
 from gpumemnet.units import GIB, MIB
@@ -191,14 +193,7 @@ def find_label_source(meter: NvmlMeter) -> str:
             allocates.
     """
     idle_bytes = meter.device().used_bytes
-    probe = GpuProcess(meter, {"probe_bytes": _PROBE_BYTES})
-    try:
-        probe.run(_PATIENCE_SECONDS)
-    finally:
-        settle(meter, idle_bytes)
-    outcome = probe.outcome or {}
-    if outcome.get("status") != "ok":
-        raise MeasurementError(f"a process could not use the GPU: {outcome.get('reason')}")
+    probe = _run_probe(meter, {"probe_bytes": _PROBE_BYTES})
     held = probe.phases[1:]
     if _follow(held, [phase.process_bytes for phase in held]):
         return "nvml_process"
@@ -218,3 +213,73 @@ def _follow(phases: Sequence[Phase], readings: Sequence[int | None]) -> bool:
     ]
     spread = max(above, default=0) - min(above, default=0)
     return len(above) == len(phases) and min(above) >= 0 and spread <= _TOLERANCE_BYTES
+
+
+def probe_device(meter: NvmlMeter) -> Document:
+    """Measure the GPU of ``meter``.
+
+    Returns:
+        the profile's document, which :func:`gpumemnet.gpu.load_profile` reads.
+
+    Raises:
+        MeasurementError: when the GPU cannot be used, or the driver's readings cannot be trusted.
+    """
+    label_source = find_label_source(meter)
+    idle_bytes = meter.device().used_bytes
+    probe = _run_probe(meter, {"profile": True})
+    last, found = probe.phases[-1], (probe.outcome or {})["found"]
+    read = last.process_bytes
+    if label_source == ONE_AT_A_TIME:
+        read = (last.device_bytes or 0) - idle_bytes
+    if read is None or read <= last.reserved_bytes:
+        raise MeasurementError(
+            f"the driver's reading of a process cannot be trusted: {read} bytes, with {last.reserved_bytes} reserved"
+        )
+    if found["blas_workspace_bytes"] < 1:
+        raise MeasurementError(
+            "the allocator did not grow with the first matrix product: unset CUBLAS_WORKSPACE_CONFIG"
+        )
+    stack = {"driver": meter.gpu.driver, **probe.stack}
+    software = f"driver {stack['driver']}, CUDA {stack['cuda']}, cuDNN {stack['cudnn']}, torch {stack['torch']}"
+    return {
+        "format": PROFILE_FORMAT,
+        "version": PROFILE_VERSION,
+        "provenance": meter.provenance,
+        "profile": {
+            "name": meter.gpu.name,
+            "aliases": [],
+            "capacity_bytes": meter.gpu.total_bytes,
+            "capacity_source": f"NVML, driver {meter.gpu.driver}",
+            "context_bytes": read - last.reserved_bytes,
+            "context_source": f"probe ({label_source}) after training steps; {software}",
+            "blas_workspace_source": f"probe, the allocator's growth with the first matrix product; {software}",
+            **found,
+        },
+        "stack": stack,
+        "label_source": label_source,
+    }
+
+
+def _run_probe(meter: NvmlMeter, request: Mapping[str, Any]) -> GpuProcess:
+    idle_bytes = meter.device().used_bytes
+    probe = GpuProcess(meter, request)
+    try:
+        probe.run(_PATIENCE_SECONDS)
+    finally:
+        settle(meter, idle_bytes)
+    outcome = probe.outcome or {}
+    if outcome.get("status") != "ok":
+        raise MeasurementError(f"a process could not use the GPU: {outcome.get('reason')}")
+    return probe
+
+
+def write_profile(document: Mapping[str, Any], path: Path) -> None:
+    """Write a profile's document as JSON, atomically.
+
+    Raises:
+        MeasurementError: when the file cannot be written.
+    """
+    try:
+        replace_file(path, (json.dumps(document, indent=1) + "\n").encode())
+    except OSError as error:
+        raise MeasurementError(f"{path} cannot be written: {error.strerror}") from None

@@ -28,6 +28,7 @@ import torch
 import torch._dynamo  # every optimizer loads it on first use: loaded once here, before the fork, it costs the children nothing
 import torch.utils.checkpoint
 from torch import Tensor, nn
+from torch.nn import functional
 
 from gpumemnet.atomic_files import Document
 from gpumemnet.errors import first_line
@@ -269,7 +270,7 @@ def measure(request: Mapping[str, Any], connection: Connection) -> None:
 
     Args:
         request: ``planned`` and ``seed``, or ``probe_bytes`` (amounts to allocate one after the
-            other); ``visible`` is the GPU's UUID.
+            other), or ``profile`` (see :func:`_profile`); ``visible`` is the GPU's UUID.
         connection: every message is a phase or, with ``status``, the result.  The campaign answers
             when it has read NVML.
 
@@ -320,6 +321,8 @@ def _measure_on_gpu(
     torch.cuda.init()  # type: ignore[no-untyped-call]
     torch.cuda.mem_get_info(device)  # makes the context
     observe("context", stack=stack)
+    if "profile" in request:
+        return {"found": _profile(device, observe)}
     held = []
     for size_bytes in request.get("probe_bytes", ()):
         held.append(torch.empty(size_bytes, dtype=torch.uint8, device=device).zero_())
@@ -355,3 +358,54 @@ def note_statistics(statistics: Mapping[str, int], totals: dict[str, int]) -> No
     for key, name in _PEAKS.items():
         if key in statistics:
             totals[name] = max(totals.get(name, 0), int(statistics[key]))
+
+
+def _profile(device: torch.device, observe: Callable[[str], int]) -> Document:
+    """What a device profile holds beside the context, which the phase ``training`` shows."""
+    properties = torch.cuda.get_device_properties(device)
+    found = {
+        "compute_capability": [properties.major, properties.minor],
+        "multiprocessors": properties.multi_processor_count,
+        "blas_workspace_bytes": blas_workspace_bytes(device),
+    }
+    small_training_run(device)
+    observe("training")
+    return found
+
+
+def blas_workspace_bytes(device: torch.device) -> int:
+    """Growth of the allocator at the first matrix product of a thread."""
+    square, product = torch.randn(256, 256, device=device), torch.empty(256, 256, device=device)
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_stats(device)["requested_bytes.all.current"]
+    torch.mm(square, square, out=product)
+    torch.cuda.synchronize(device)
+    return int(torch.cuda.memory_stats(device)["requested_bytes.all.current"] - before)
+
+
+def small_training_run(device: torch.device) -> None:
+    """Load the kernels of convolutions, attention and matrix products, in fp32 and with autocast:
+    the driver keeps them in the context."""
+    stem = nn.Sequential(
+        nn.Conv2d(3, 64, 3, padding=1),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(2),
+    )
+    network = nn.ModuleList(
+        [stem, nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), nn.Linear(64, 10)]
+    ).to(device)
+    optimizer = torch.optim.AdamW(network.parameters())
+    images, targets = (
+        torch.randn(8, 3, 16, 16, device=device),
+        torch.zeros(8, dtype=torch.int64, device=device),
+    )
+    for mixed in (False, True, True):
+        with torch.autocast(device.type, torch.float16, enabled=mixed):
+            hidden = network[1](network[0](images).transpose(1, 2))
+            loss = functional.cross_entropy(network[2](hidden.mean(1)), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()

@@ -96,12 +96,13 @@ def device_profiles() -> tuple[DeviceProfile, ...]:
     """All profiles of the catalogue ``catalogue.json``, in its order."""
     document = shipped_json("gpu/catalogue.json")
     return tuple(
-        _read(entry, f"devices[{index}]") for index, entry in enumerate(document["devices"])
+        _read({**_unmeasured(entry["compute_capability"]), **entry}, f"devices[{index}]")
+        for index, entry in enumerate(document["devices"])
     )
 
 
 def _unmeasured(compute_capability: Sequence[int]) -> dict[str, Any]:
-    """The fields of a profile that may be left out, as in the catalogue: no GPU of this project has
+    """The fields of a profile that the catalogue leaves out, because no GPU of this project has
     measured them."""
     blas_workspace_bytes, source = (
         _LARGE_BLAS_WORKSPACE if compute_capability[0] >= 9 else _SMALL_BLAS_WORKSPACE
@@ -410,18 +411,34 @@ def verdict_of(memory: Any, profile: DeviceProfile) -> str:
 
 # Profiles written by users.
 
+PROFILE_FORMAT: Final = "gpumemnet-device-profile"
+PROFILE_VERSION: Final = 1
 _LARGEST_RATE: Final = 1e6
 """Above that of any GPU; it catches rates given in operations or bytes a second."""
 
 
 def load_profile(path: Path) -> DeviceProfile:
-    """Reads a device profile from a file; ``docs/how-to/new-gpu-host.md`` shows one.
+    """Reads a device profile from a file in the format of ``gpumemnet build probe``.
 
     Raises:
         InvalidRequestError: when the file cannot be read, or a field is missing, unknown or wrong;
             names the field.
     """
-    return _read(stated_json(path, "gpu"), str(path))
+    document = stated_json(path, "gpu")
+    if not isinstance(document, dict) or document.get("format") != PROFILE_FORMAT:
+        raise InvalidRequestError(
+            f"{path} is no device profile: its 'format' must be '{PROFILE_FORMAT}'", "gpu"
+        )
+    if document.get("version") != PROFILE_VERSION:
+        raise InvalidRequestError(
+            f"{path} has version {describe(document.get('version'))}, and this gpumemnet reads {PROFILE_VERSION}",
+            "gpu",
+        )
+    if document.get("provenance", "measured") != "measured":
+        raise InvalidRequestError(
+            f"{path} was not measured on a GPU: it comes from a rehearsal", "gpu"
+        )
+    return _read(document.get("profile"), "profile")
 
 
 def find_profile(name_or_path: str) -> DeviceProfile:
@@ -465,9 +482,8 @@ def _read(entry: Any, place: str) -> DeviceProfile:
     try:
         for name in entry.keys() - hints.keys():
             raise TypeError(f"{describe(name)} is not a field: known are {', '.join(hints)}")
-        unmeasured = _unmeasured(entry["compute_capability"])
-        profile: DeviceProfile = from_json(DeviceProfile, {**unmeasured, **entry})
-    except (LookupError, TypeError, AttributeError) as error:
+        profile: DeviceProfile = from_json(DeviceProfile, entry)
+    except (TypeError, AttributeError) as error:
         raise InvalidRequestError(f"is no device profile: {error}", place) from None
     for name, hint in hints.items():
         value, kinds = getattr(profile, name), (int, *get_args(hint))

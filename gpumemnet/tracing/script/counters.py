@@ -377,6 +377,10 @@ class Counters:
         # A size that is drawn for a sample may rise some times.
         if loops or known.rises < RISES - known.counts or makes_sample():
             return holds
+        if type(value) is float and self.progress.is_inside():
+            # Such as RAdam's, whose root is of a negative number before its time.
+            self.waiting[known.line] = False
+            return holds
         found = next(
             filter(is_other, known.ahead(min(last[counter], value), type(holds) is bool)), None
         )

@@ -747,6 +747,25 @@ while True:
         128 + 3 * 512 + WORKSPACE,
         "epoch >= 600",
     ),
+    "rectified": Case(  # as RAdam: a condition that is turned early takes the root of a negative number
+        """
+import math
+class Rectified(torch.optim.SGD):
+    count = 0
+    def step(self):
+        self.count += 1
+        amount = 1999 - 2 * self.count * 0.999**self.count / (1 - 0.999**self.count)
+        if amount >= 5: self.size = math.sqrt((amount - 4) * (amount - 2) / amount)
+        super().step()
+model = wide(1)
+optimizer = Rectified(model.parameters())
+for epoch in range(50):
+    for x in DataLoader(torch.zeros(4, 1), 2): step(optimizer, model(torch.zeros(8, 4096).cuda()).mean())
+    with torch.no_grad(): model(torch.zeros(2**15, 4096).cuda())
+""",
+        64 + 1024,
+        128 + 1024 + WORKSPACE,
+    ),
     "packed": Case(  # weights, gradients, activations of the only row of 4,000
         """
 class Packed(Dataset):
@@ -1123,6 +1142,7 @@ def test_the_whole_run_counts(name: str, tmp_path: Path) -> None:
         "numbered": "error",
         "collated": "error",
         "exits": "a process",
+        "rectified": "an error",
         "drawn": "runs at a later step",
         "taught": "different shapes",
     }

@@ -1,8 +1,9 @@
-"""A campaign (``rehearse.py FOLDER MODE JOBS [WORKERS BUDGET DEADLINE]``) with stand-ins for the
-GPU."""
+"""A campaign (``rehearse.py FOLDER MODE JOBS [WORKERS BUDGET DEADLINE]``) or a probe (``rehearse.py
+FOLDER MODE probe``) with stand-ins for the GPU."""
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from math import inf
@@ -12,6 +13,7 @@ from stand_in import TOTAL_BYTES, StandInMeter
 
 from dataset_builder.measure import gpu_process
 from dataset_builder.measure.campaign import RunSettings, Tally, run_campaign
+from dataset_builder.measure.gpu_process import probe_device
 from dataset_builder.measure.journal import Journal, Settings
 from dataset_builder.recipe import load_recipe, sample_jobs
 from gpumemnet.cli.output import progress_bar
@@ -49,7 +51,10 @@ def main(
 if __name__ == "__main__":
     folder, mode, jobs, *rest = sys.argv[1:]
     try:
-        limits = (*(int(each) for each in rest[:1]), *(float(each) for each in rest[1:]))
-        main(Path(folder), mode, int(jobs), *limits)
+        if jobs == "probe":
+            print(json.dumps(probe_device(StandInMeter(Path(folder), mode))))
+        else:
+            limits = (*(int(each) for each in rest[:1]), *(float(each) for each in rest[1:]))
+            main(Path(folder), mode, int(jobs), *limits)
     except GpumemnetError as error:
         sys.exit(f"error: {error}")

@@ -49,6 +49,9 @@ def measure(request: Mapping[str, Any], connection: Connection) -> None:
     if reserved:
         _tell(connection, {"status": "ok"})
         return
+    if "profile" in request:
+        _profile(connection, held, behaviours.get("profile", "ok"))
+        return
     key = parse_planned(request["planned"]).key
     behaviour = behaviours.get(key, "ok")
     with (folder / "runs.log").open("a") as log:
@@ -76,6 +79,25 @@ def measure(request: Mapping[str, Any], connection: Connection) -> None:
         grown = step * MIB if behaviour == "grows" else 0
         _phase(connection, f"step_{step}", RESERVED_BYTES + grown, searched)
     _tell(connection, outcome)
+
+
+def _profile(connection: Connection, held: Path, behaviour: str) -> None:
+    if behaviour == "crash":
+        os._exit(7)
+    if behaviour == "error":
+        reason = "no kernel for the stand-in card"
+        _tell(connection, {"status": "error", "reason": reason})
+        return
+    grown = CONTEXT_BYTES + TRAINING_BYTES + RESERVED_BYTES
+    held.write_text(str(MIB if behaviour == "lies" else grown))
+    _phase(connection, "training", RESERVED_BYTES)
+    workspace = 0 if behaviour == "no_workspace" else 32 * MIB
+    found = {
+        "compute_capability": [9, 0],
+        "multiprocessors": 132,
+        "blas_workspace_bytes": workspace,
+    }
+    _tell(connection, {"status": "ok", "found": found})
 
 
 def _first_time(folder: Path, key: str) -> bool:
