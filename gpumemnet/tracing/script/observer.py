@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -504,6 +505,8 @@ class ScriptObserver:
     def _end_step(self) -> None:
         """End a step, and the script after the steps of its whole run."""
         self._boundaries += 1
+        if self._boundaries == 1:
+            gc.collect()  # a run comes to this soon: networks that only refer to themselves are gone
         (events, seconds), self._ended = self._ended, (self.recorder.now(), process_time())
         step = self._ended[1] - seconds, self._ended[0] - events
         self._least_step = min(step, self._least_step)  # others may evaluate, too
