@@ -303,9 +303,7 @@ for i in range(5): learner(torch.randn(8, 4096).cuda())
         """
 model = wide(4)
 copied = copy.deepcopy(model)
-object.__setattr__(copied, "counts", copied.forward)  # only the garbage collector finds it
 with torch.no_grad(): copied(torch.randn(8, 4096).cuda())
-__import__("gc").collect()  # which it has survived
 del copied
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for i in range(5):
@@ -751,7 +749,11 @@ while True:
     ),
     "rectified": Case(  # as RAdam: a condition that is turned early takes the root of a negative number
         """
-import math
+import gc, math
+held = wide(8)
+object.__setattr__(held, "counts", held.forward)
+gc.collect()
+del held  # which the garbage collector finds late
 class Rectified(torch.optim.SGD):
     count = 0
     def step(self):
