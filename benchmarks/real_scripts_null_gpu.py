@@ -2,8 +2,9 @@
 
 ``PYTHON real_scripts_null_gpu.py PEAKS.json SCRIPT [ARGUMENTS]``, with the variables of
 ``tests/dataset_builder/measure/null_gpu/build.py``.  PyTorch's own CUDA code allocates; no kernel
-runs, so values are arbitrary.  The peaks are those until the script ends, by an error too, or some
-seconds after its fourth backward pass.
+runs, so values are arbitrary.  The peaks are those until the script ends, by an error too, or
+``NULL_GPU_SECONDS`` (8) after its fourth backward pass.  Process groups talk to nobody: NCCL asks
+for a driver.
 """
 
 from __future__ import annotations
@@ -19,8 +20,21 @@ from typing import Any
 import torch
 
 PASSES = 4
-SECONDS = 8
+SECONDS = int(os.environ.get("NULL_GPU_SECONDS", "8"))
 PEAKS = ("requested", "allocated", "reserved")
+
+
+def _begin_alone(*_: Any, world_size: int = -1, rank: int = -1, **__: Any) -> None:
+    """Begin a process group whose other ranks do nothing."""
+    from torch.distributed import distributed_c10d
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    distributed_c10d.init_process_group(
+        "fake",
+        rank=rank if rank >= 0 else int(os.environ.get("RANK", "0")),
+        world_size=world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", "1")),
+        store=FakeStore(),
+    )
 
 
 def main() -> None:
@@ -52,6 +66,7 @@ def main() -> None:
             signal.alarm(SECONDS)
 
     vars(torch.autograd)["backward"] = passed
+    vars(torch.distributed)["init_process_group"] = _begin_alone
     try:
         runpy.run_path(str(script), run_name="__main__")
     finally:

@@ -72,11 +72,10 @@ def test_merge_writes_a_campaign_and_checks_datasets(
     done = run("merge", out, tmp_path / "c")
     assert (done.returncode, done.stdout) == (0, "4 rows, 0 findings\n")
     assert json.loads(run("merge", out, "--json").stdout) == {"rows": 2, "findings": []}
-    write_dataset(out, [measurement, measurement])
+    write_dataset(out, [measurement, replace(measurement, steady_process_bytes=1)])
     done = run("merge", out)
     assert done.returncode == 3
-    duplicate = "row 2: duplicate: the same job on the same GPU and software as row 1"
-    assert done.stdout.startswith(f"{out} {duplicate}\n")
+    assert f"{out} row 2: below-weights: the weights take" in done.stdout
 
 
 def test_missing_files_are_one_sentence(tmp_path: Path) -> None:
