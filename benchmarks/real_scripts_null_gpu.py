@@ -3,8 +3,7 @@
 ``PYTHON real_scripts_null_gpu.py PEAKS.json SCRIPT [ARGUMENTS]``, with the variables of
 ``tests/dataset_builder/measure/null_gpu/build.py``.  PyTorch's own CUDA code allocates; no kernel
 runs, so values are arbitrary.  The peaks are those until the script ends, by an error too, or
-``NULL_GPU_SECONDS`` (8) after its fourth backward pass.  Process groups talk to nobody: NCCL asks
-for a driver.
+``NULL_GPU_SECONDS`` (8) after its fourth backward pass.
 """
 
 from __future__ import annotations
@@ -24,21 +23,8 @@ SECONDS = int(os.environ.get("NULL_GPU_SECONDS", "8"))
 PEAKS = ("requested", "allocated", "reserved")
 
 
-def _begin_alone(*_: Any, world_size: int = -1, rank: int = -1, **__: Any) -> None:
-    """Begin a process group whose other ranks do nothing."""
-    from torch.distributed import distributed_c10d
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    distributed_c10d.init_process_group(
-        "fake",
-        rank=rank if rank >= 0 else int(os.environ.get("RANK", "0")),
-        world_size=world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", "1")),
-        store=FakeStore(),
-    )
-
-
 def main() -> None:
-    out, script = Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve()
+    out, script = (Path(each).resolve() for each in sys.argv[1:3])
     sys.argv = sys.argv[2:]
     sys.path[0] = str(script.parent)
     torch.compile = lambda model=None, *_, **__: (
@@ -51,10 +37,8 @@ def main() -> None:
     backward = torch.autograd.backward
 
     def end(*_: Any) -> None:
-        statistics = torch.cuda.memory_stats()
-        out.write_text(
-            json.dumps({peak: int(statistics[f"{peak}_bytes.all.peak"]) for peak in PEAKS})
-        )
+        told = torch.cuda.memory_stats()
+        out.write_text(json.dumps({peak: told[f"{peak}_bytes.all.peak"] for peak in PEAKS}))
         os._exit(0)
 
     def passed(*args: Any, **kwargs: Any) -> None:
@@ -66,7 +50,6 @@ def main() -> None:
             signal.alarm(SECONDS)
 
     vars(torch.autograd)["backward"] = passed
-    vars(torch.distributed)["init_process_group"] = _begin_alone
     try:
         runpy.run_path(str(script), run_name="__main__")
     finally:
