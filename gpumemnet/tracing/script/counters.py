@@ -403,8 +403,8 @@ class Counters:
         return holds
 
     def best(self, place: str, holds: Any, score: Any) -> bool:
-        """Return whether a score is the best so far; it is, once, where it was not at two steps: of
-        values that are made up, none may be better than the first.
+        """Return whether a score is the best so far.  One that was not at two steps is, once: of values
+        that are made up, none may be better than the first.
 
         Args:
             place: the comparison.

@@ -506,7 +506,7 @@ class ScriptObserver:
         """End a step, and the script after the steps of its whole run."""
         self._boundaries += 1
         if self._boundaries == 1:
-            gc.collect()  # a run comes to this soon: networks that only refer to themselves are gone
+            gc.collect()  # as a run does soon: networks that only refer to themselves are gone
         (events, seconds), self._ended = self._ended, (self.recorder.now(), process_time())
         step = self._ended[1] - seconds, self._ended[0] - events
         self._least_step = min(step, self._least_step)  # others may evaluate, too

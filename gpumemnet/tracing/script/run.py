@@ -79,7 +79,6 @@ from gpumemnet.tracing.script.whole_run import (
 from gpumemnet.tracing.timeline import (
     LongRun,
     Timeline,
-    peak_of,
     phases_of,
     repeated,
     up_to_peak,
@@ -253,17 +252,6 @@ def result_of_script(run: ScriptRun, call: ScriptCall, with_curve: bool = False)
         has_more_state = more > 0 and state_bytes > answer.parts["optimizer_state"]
         is_more = has_more_state or more >= min(MIB, answer.requested_bytes // 100)
         if not keeps_tensors:
-            peak = peak_of(whole.timeline, whole.timeline.sizes)[1]
-            turned = [what for what, event in run.turned.items() if event <= peak][-3:]
-            note = (
-                f"the peak is not in the first steps: {largest.name}, step {largest.step}, takes {more / MIB:,.1f} MiB more "
-                "than they do."
-            )
-            if turned:
-                note += f" Conditions were taken the other way before it, in the run perhaps later, or never: {'; '.join(turned)}."
-            is_cut = any(each.startswith(("time was up", "the trace ended")) for each in run.notes)
-            if is_cut and peak > 0.9 * len(whole.timeline.events):
-                note += " The trace ended soon after it, and what follows may take more."
             longer = result_of_run(
                 LongRun(whole.timeline, tuple(range(len(whole.timeline.storages)))),
                 whole.timeline,
@@ -272,12 +260,13 @@ def result_of_script(run: ScriptRun, call: ScriptCall, with_curve: bool = False)
             )
             # Evaluations may ask for blocks of other sizes than training leaves in the cache.
             cached = longer.reserved_bytes - answer.reserved_bytes
-            if not is_more:
+            if is_more or cached >= max(MIB, answer.reserved_bytes // 100):
                 note = (
-                    "what follows the first steps, such as an evaluation, asks for blocks of other sizes than those in the "
+                    whole.peak_sentence(largest, more, run.turned, run.notes)
+                    if is_more
+                    else "what follows the first steps, such as an evaluation, asks for blocks of other sizes than those in the "
                     f"allocator's cache, which takes {cached / MIB:,.1f} MiB more."
                 )
-            if is_more or cached >= max(MIB, answer.reserved_bytes // 100):
                 answer = replace(longer, notes=(*run.notes, note))
     late, held_bytes = 0, answer.parts["optimizer_state"]
     if whole is not None and answer.peak.phase != "build":

@@ -33,6 +33,7 @@ from gpumemnet.extract.module_calls import tensors_in
 from gpumemnet.sandbox.process import alarm_waits
 from gpumemnet.torch_private.names import TorchName, replaced
 from gpumemnet.torch_private.script import unseen
+from gpumemnet.tracing.result import PhasePeak
 from gpumemnet.tracing.script.branches import asks_once, is_guarded
 from gpumemnet.tracing.script.libraries import prepared
 from gpumemnet.tracing.script.longest_batch import (
@@ -47,7 +48,7 @@ from gpumemnet.tracing.script.longest_batch import (
     samples_of,
     size_of,
 )
-from gpumemnet.tracing.timeline import Timeline
+from gpumemnet.tracing.timeline import Timeline, peak_of
 from gpumemnet.units import MIB
 
 MORE_STEPS: Final = 64
@@ -134,6 +135,30 @@ class WholeRun:
             for number in numbers
         )
         return max(0, sum(whole) - held_bytes)
+
+    def peak_sentence(
+        self, phase: PhasePeak, more: int, turned: Mapping[str, int], notes: Sequence[str]
+    ) -> str:
+        """Say that the peak is not in the first steps.
+
+        Args:
+            phase: that of the peak.
+            more: bytes that it takes more than the first steps.
+            turned: condition that was taken the other way → the event before which it was.
+            notes: what else is said of the run.
+        """
+        peak = peak_of(self.timeline, self.timeline.sizes)[1]
+        before = [what for what, event in turned.items() if event <= peak][-3:]
+        sentence = (
+            f"the peak is not in the first steps: {phase.name}, step {phase.step}, takes {more / MIB:,.1f} MiB more "
+            "than they do."
+        )
+        if before:
+            sentence += f" Conditions were taken the other way before it, in the run perhaps later, or never: {'; '.join(before)}."
+        is_cut = any(each.startswith(("time was up", "the trace ended")) for each in notes)
+        if is_cut and peak > 0.9 * len(self.timeline.events):
+            sentence += " The trace ended soon after it, and what follows may take more."
+        return sentence
 
     @property
     def rises(self) -> list[bool]:
