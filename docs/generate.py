@@ -340,8 +340,7 @@ def settings() -> str:
         (
             "# Settings\n",
             "This page is generated from the service's settings. Each is an environment variable, read once at the start. "
-            "An option of `gpumemnet serve` takes precedence over its variable. A variable that begins with "
-            f"`{PREFIX}` and is no setting is reported in the log.\n",
+            "An option of `gpumemnet serve` takes precedence over its variable.\n",
             _table(("variable", "default", "meaning"), rows),
         )
     )

@@ -164,7 +164,6 @@ def create_app(settings: Settings) -> FastAPI:
         app=app.router,
         keys=keys,
         hosts=settings.hosts(),
-        serving=serving,
         max_concurrency=settings.max_concurrency,
     )
     return app

@@ -71,8 +71,6 @@ class ServedRelease:
         api: the current api; read it once for each request.
         failure: a sentence that says why the registry's champion is not served; ``None`` when it is
             served.
-        fallback: the release that answers in place of the registry's champion; ``None`` while the
-            champion answers.
 
     Raises:
         BundleError: when nothing can be served: the bundles of the settings, or the shipped ones,
@@ -95,7 +93,6 @@ class ServedRelease:
             )
         self.registry = registry
         self.failure: str | None = None
-        self.fallback: str | None = None
         self._aliases = Aliases()
         self._looks = 0
         self._recorder = recorder
@@ -193,7 +190,6 @@ class ServedRelease:
                 failure,
             )
         self.failure = failure
-        self.fallback = None if failure is None else self.release
         STALE.set(failure is not None)
 
     def _tested(self, bundles: Sequence[Bundle]) -> Predictor:

@@ -25,7 +25,6 @@ from gpumemnet.units import MIB, ceil_mib, format_bytes
 if TYPE_CHECKING:
     from gpumemnet.predict.distribution import BinScheme
     from gpumemnet.predict.gpu_fit import Fit
-    from gpumemnet.predict.largest_batch import BatchSizes
     from gpumemnet.predict.prediction import Prediction
 
 _SHOWN_BINS: Final = 5
@@ -56,12 +55,6 @@ def predict(
             "--fits", help="Also say which GPUs and MIG profiles of the catalogue the job fits."
         ),
     ] = False,
-    largest_batch: Annotated[
-        str | None,
-        typer.Option(
-            metavar="GPU", help="Find the largest batch that fits it, such as A100 or A100/3g.20gb."
-        ),
-    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="For programs: one JSON object a job and line.")
     ] = False,
@@ -91,16 +84,15 @@ def predict(
 ) -> None:
     """Predict how much GPU memory jobs take."""
     from gpumemnet.job.table_reader import read_job_tables
+    from gpumemnet.predict import gpu_fit
     from gpumemnet.predict.distribution import bins_of_width
     from gpumemnet.predict.predictor import Predictor  # onnxruntime takes a tenth of a second
 
     bins = None if bin_width is None else bins_of_width(bin_width * MIB)
     context_bytes = None if context_mib is None else context_mib * MIB
     if out is not None:
-        if fits or largest_batch is not None or as_json:
-            raise InvalidRequestError(
-                "--fits, --largest-batch and --json do not go with --out", "out"
-            )
+        if fits or as_json:
+            raise InvalidRequestError("--fits and --json do not go with --out", "out")
         _predict_into_file(
             jobs,
             out,
@@ -130,41 +122,27 @@ def predict(
     )
     numbers = itertools.count(1)
 
-    def fitting(job: TrainingJob) -> tuple[tuple[Fit, ...] | None, BatchSizes | None]:
-        """Which GPUs hold a job, and the largest batch that fits one; ``None`` for what was not
-        asked."""
-        from gpumemnet.predict import gpu_fit
-        from gpumemnet.predict.largest_batch import batch_sizes
-
-        options: dict[str, Any] = {"coverage": coverage, "encoder": encoder}
-        found = gpu_fit.fits(predictor, job, **options) if fits else None
-        if largest_batch is None:
-            return found, None
-        return found, batch_sizes(predictor, job, gpu_fit.target(largest_batch), **options)
+    def fitting(job: TrainingJob) -> tuple[Fit, ...]:
+        return gpu_fit.fits(predictor, job, coverage=coverage, encoder=encoder)
 
     if as_json:
         for table, predictions in predicted:
             for job, document in zip(table, predictions.documents(), strict=True):
                 whole = {"job": next(numbers), **document}
-                found, sizes = fitting(job)
-                if found is not None:
-                    whole["fits"] = [asdict(fit) for fit in found]
-                if sizes is not None:
-                    whole["batch_sizes"] = asdict(sizes)
+                if fits:
+                    whole["fits"] = [asdict(fit) for fit in fitting(job)]
                 sys.stdout.write(json.dumps(whole) + "\n")
         return
     rows = ((next(numbers), *pair) for pairs in predicted for pair in zip(*pairs, strict=True))
     shown = list(itertools.islice(rows, _SHOWN_JOBS))
-    if len(shown) > 1 and (fits or largest_batch is not None):
-        raise InvalidRequestError(
-            "the file holds several jobs: --fits and --largest-batch then need --json", "jobs"
-        )
+    if len(shown) > 1 and fits:
+        raise InvalidRequestError("the file holds several jobs: --fits then needs --json", "jobs")
     console = Console()
     if len(shown) == 1:
         _, job, prediction = shown[0]
-        found_fits = fitting(job)
         _show_job(job, prediction, predictor.prediction_gpu(gpu).context.advice, console)
-        _show_fitting(*found_fits, console)
+        if fits:
+            _show_fits(fitting(job), console)
     else:
         _show_jobs(shown, rows, console)
 
@@ -188,39 +166,22 @@ def _predict_into_file(
     sys.stderr.write("\n".join(lines) + "\n")
 
 
-def _show_fitting(fits: Sequence[Fit] | None, sizes: BatchSizes | None, console: Console) -> None:
+def _show_fits(fits: Sequence[Fit], console: Console) -> None:
     from gpumemnet.gpu import device_profile
 
-    if sizes is not None:
-        gpu = sizes.gpu if sizes.mig is None else f"{sizes.gpu}, {sizes.mig}"
-        safe = f"{_batch_text(sizes.safe_batch, sizes)}, covers {sizes.coverage:.4g} of such jobs"
-        facts = [
-            ("GPU", f"{gpu}, {sizes.available_mib:,} MiB available"),
-            ("safe", safe),
-            ("likely", _batch_text(sizes.likely_batch, sizes)),
-            *(("outside", reason) for reason in sizes.reasons),
-        ]
-        print_facts(console, "Largest batch size", facts)
-    if fits is not None:
-        rows = [
-            (
-                device_profile(fit.gpu).aliases[0] + (f"/{fit.mig}" if fit.mig else ""),
-                fit.available_mib,
-                fit.request_mib,
-                "none" if fit.limit_mib is None else f"{fit.limit_mib:,}",
-                VERDICT_TEXTS[fit.verdict],
-                f"{fit.probability:.1%}",
-            )
-            for fit in fits
-        ]
-        columns = ("GPU", "available MiB", "expected MiB", "safe MiB", "verdict", "likely")
-        print_table(console, "What holds the job", columns, rows)
-
-
-def _batch_text(batch: int | None, sizes: BatchSizes) -> str:
-    if batch is None:
-        return "none"
-    return f"{batch:,} or more" if batch == sizes.max_batch else f"{batch:,}"
+    rows = [
+        (
+            device_profile(fit.gpu).aliases[0] + (f"/{fit.mig}" if fit.mig else ""),
+            fit.available_mib,
+            fit.request_mib,
+            "none" if fit.limit_mib is None else f"{fit.limit_mib:,}",
+            VERDICT_TEXTS[fit.verdict],
+            f"{fit.probability:.1%}",
+        )
+        for fit in fits
+    ]
+    columns = ("GPU", "available MiB", "expected MiB", "safe MiB", "verdict", "likely")
+    print_table(console, "What holds the job", columns, rows)
 
 
 def _show_jobs(

@@ -33,13 +33,12 @@ from gpumemnet.planner.planned_step import (
     decisions_of,
     outside_bytes,
     simulate,
-    unavoidable_bytes,
 )
 from gpumemnet.planner.plans import DEFAULT_PLANNER, Plan, PlanAnswer, PlanRequest
 from gpumemnet.planner.searches import TIME_LIMIT_SECONDS, Found, exact, greedy, single_changes
 from gpumemnet.planner.step_units import split_step
 from gpumemnet.tracing.model_tracer import ModelTracer
-from gpumemnet.tracing.result import PART_NAMES, TraceAnswer
+from gpumemnet.tracing.result import TraceAnswer
 from gpumemnet.tracing.timeline import safety
 from gpumemnet.units import MIB, format_bytes
 
@@ -289,15 +288,9 @@ def _too_small(step: StepCosts, tries: _Tries, optimizer: str, budget_bytes: int
     assert tries.smallest is not None
     least = tries.smallest
     place = f" in module '{least.peak.module}'" if least.peak.module else ""
-    staying, module = unavoidable_bytes(step)
-    staying["context"] = outside_bytes(step)
-    parts = ", ".join(
-        f"{PART_NAMES[part]} {format_bytes(size)}" for part, size in staying.most_common()
-    )
     sentences = (
         f"no plan of '{optimizer}' fits {format_bytes(budget_bytes)}: the smallest one found takes "
         f"{format_bytes(least.process_bytes)}, with its peak in the {least.peak.phase} phase{place}",
-        f"under every plan {format_bytes(staying.total())} are live at once in module '{module}': {parts}",
         *_fragmentation(step, least),
     )
     return BudgetError("; ".join(sentences), least.process_bytes)

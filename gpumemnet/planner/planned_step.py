@@ -11,13 +11,13 @@ Memory is a replay of these allocations through the caching allocator; times com
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpumemnet.allocator import EMPTY_CACHE, signed_bytes
+from gpumemnet.allocator import EMPTY_CACHE
 from gpumemnet.errors import InvalidRequestError, did_you_mean
 from gpumemnet.job.job_table import Indices
 from gpumemnet.planner.chain import OPTIONS, Chain, chain_of
@@ -41,7 +41,6 @@ from gpumemnet.tracing.timeline import (
     Replayed,
     Storage,
     Timeline,
-    live_at,
     non_allocator_memory,
     repeated,
     replayed,
@@ -264,33 +263,6 @@ def peak_memory(step: StepCosts, timeline: Timeline) -> Replayed:
 def outside_bytes(step: StepCosts) -> int:
     """Return the memory of the process outside of the caching allocator."""
     return non_allocator_memory(step.device, step.timeline.groups).expected_bytes
-
-
-def unavoidable_bytes(step: StepCosts) -> tuple[Counter[str], str]:
-    """Return by memory class what is live at once under every plan, and the module that runs then.
-
-    A plan can let go of what units saved: from where the program does not refer to it any more, to
-    the backward pass of the first unit that needs it.
-    """
-    events, sizes, each = step.timeline.events, step.sizes, step.passes[-1]
-    ends: dict[int, int] = {}
-    for unit in each.units:
-        for storage in unit.saved.keys() & step.freed.keys():
-            end = min(unit.backward_start, step.freed[storage])
-            ends[storage] = min(end, ends.get(storage, end))
-    absent = {s: (step.outside_until(s), end) for s, end in ends.items()}
-    change = np.array(signed_bytes(events, sizes))
-    for storage, (start, end) in absent.items():
-        if start < end:
-            change[start] -= sizes[storage]
-            change[end] += sizes[storage]
-    place = each.start + int(change.cumsum()[each.start :].argmax())
-    parts: Counter[str] = Counter()
-    for storage in live_at(step.timeline, place):
-        start, end = absent.get(storage, (0, 0))
-        if not start <= place < end:
-            parts[step.timeline.storages[storage].memory_class] += sizes[storage]
-    return parts, step.timeline.storages[max(events[place], ~events[place])].module
 
 
 def choices_of(step: StepCosts, decisions: Mapping[str, Decision]) -> Indices:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from time import perf_counter
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import httptools
 import orjson
@@ -47,9 +47,6 @@ from .problems import (
     problem_document,
 )
 
-if TYPE_CHECKING:
-    from ..served_release import ServedRelease
-
 DRAIN_SECONDS: Final = 0.5
 """How long an idle connection stays open when the service ends: a request may be on its way."""
 CLIENT_LEFT: Final = 499
@@ -60,9 +57,6 @@ ANY_KEY: Final = "any"
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _TRACE_PARENT: Final = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 """W3C Trace Context, version 00."""
-_FALLBACK: Final = b"gpumemnet-fallback"
-"""Header of every response while another release answers in place of the registry's champion; its
-value is that release."""
 _NOSNIFF: Final = (b"x-content-type-options", b"nosniff")
 
 logger = logging.getLogger("gpumemnet.service")
@@ -171,14 +165,12 @@ class AccessControl:
         app: the application.
         keys: the API keys; ``None`` when no key is required.
         hosts: the hosts that requests may be addressed to; ``None`` for any.
-        serving: the served release.
         max_concurrency: most requests in progress at once.
     """
 
     app: ASGIApp
     keys: KeyRing | None = None
     hosts: AllowedHosts | None = None
-    serving: ServedRelease | None = None
     max_concurrency: int = 256
     _in_work: int = 0
     _id_start: str = field(default_factory=partial(secrets.token_hex, 8))
@@ -212,8 +204,6 @@ class AccessControl:
         request_id = request_id or f"{self._id_start}{next(self._ids):08x}"
         REQUEST_ID.set(request_id)
         own_headers = [(b"x-request-id", request_id.encode("ascii"))]
-        if self.serving is not None and self.serving.fallback is not None:
-            own_headers.append((_FALLBACK, self.serving.fallback.encode()))
         status = sent_bytes = 0
 
         async def send_on(message: Message) -> None:

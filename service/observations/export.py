@@ -23,7 +23,6 @@ from gpumemnet.job.measurement import OBSERVED, Measurement
 from gpumemnet.site.observations import PROCESS_OBSERVATIONS
 
 from .database import (
-    HEAD,
     JOBS,
     OBSERVATIONS,
     DatabaseError,
@@ -70,10 +69,8 @@ def export(address: str, out: Path, *, since: float | None = None) -> tuple[int,
     try:
         found = revision(engine)
         check_revision(found, url)
-        if found != HEAD:
-            raise DatabaseError(
-                f"the database {shown(url)} is older than this version: start the service on it once"
-            )
+        if found is None:
+            raise DatabaseError(f"the database {shown(url)} holds no observations of a service")
         with reading(engine) as connection:
             written = write_dataset(out, measurements(connection))
     except SQLAlchemyError as error:

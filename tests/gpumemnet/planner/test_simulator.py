@@ -19,10 +19,8 @@ from gpumemnet.planner.executor import applied
 from gpumemnet.planner.plan_choice import choose_plan
 from gpumemnet.planner.planned_step import (
     choices_of,
-    outside_bytes,
     peak_memory,
     simulate,
-    unavoidable_bytes,
 )
 from gpumemnet.planner.plans import PLANNERS, Decision, pinned_bytes, plan_from_dict, plan_to_dict
 from gpumemnet.planner.step_units import split_step
@@ -158,9 +156,6 @@ def test_a_budget_that_is_too_small_says_how_small_a_plan_can_be() -> None:
         BudgetError, match=r"the smallest one found takes .* with its peak in the"
     ) as raised:
         choose_plan(step, MACHINE, 460 * MIB)
-    assert "under every plan " in str(raised.value)
-    staying, _ = unavoidable_bytes(step)
-    assert staying.total() + outside_bytes(step) <= raised.value.smallest_bytes
     assert (
         raised.value.smallest_bytes
         <= simulate(step, MACHINE, dict.fromkeys(step.units, Decision.RECOMPUTE)).process_bytes
