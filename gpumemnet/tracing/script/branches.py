@@ -81,12 +81,14 @@ class Assumptions:
         selected_share: share of the elements that operators select which select by values.
         makes_up: whether values are made up that are not known, see
             :class:`~gpumemnet.extract.host_numbers.HostNumbers`.
+        is_patient: whether loops before the first steps run to their own end.
     """
 
     opposite: bool = False
     exceptions: tuple[str, ...] = ()
     selected_share: float = 1
     makes_up: bool = False
+    is_patient: bool = False
 
     def reverse(self, place: str) -> bool:
         """Whether the condition at ``place`` is the opposite of what it usually is."""
@@ -95,11 +97,16 @@ class Assumptions:
 
 USUAL: Final = Assumptions()
 """Every condition is what it usually is."""
-MADE_UP: Final = Assumptions(makes_up=True)
-_MADE_UP_NOTE: Final = (
-    "values read from the GPU were made up (normally distributed, and what follows from them): "
-    "with the usual ones the script met an error"
-)
+_AFTER_ERRORS: Final = {
+    Assumptions(makes_up=True): "values read from the GPU were made up (normally distributed, and "
+    "what follows from them): with the usual ones the script met an error",
+    Assumptions(
+        is_patient=True
+    ): "loops before the first steps ran to their own end: when they were "
+    "left, the script met an error",
+}
+"""What is tried where a run met an error, perhaps only of the trace → a note that says so."""
+LEFT: Final = "before the first steps, loops were left after some seconds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -541,24 +548,33 @@ def _over_branches(trace: TraceScript, end: float) -> tuple[TraceAnswer, Assumpt
     except CodeEndedError as error:  # a condition may be why, or a number
         with suppress(ExtractError):
             return trace(opposite), opposite
-        with suppress(ExtractError):
-            answer = trace(MADE_UP)
-            return replace(answer, notes=(*answer.notes, f"{_MADE_UP_NOTE}: {error}.")), MADE_UP
+        for other, why in _AFTER_ERRORS.items():
+            with suppress(ExtractError):
+                answer = trace(other)
+                return replace(answer, notes=(*answer.notes, f"{why}: {error}.")), other
         raise error from None
     met = _done(first)
     went_on = {each for each in first.notes if each.startswith(WENT_ON)}
-    is_suspect = went_on and monotonic() < end and any(_READ in each for each in first.notes)
-    if first.error or is_suspect:
+    has_time = monotonic() < end
+    is_suspect = went_on and has_time and any(_READ in each for each in first.notes)
+    has_left = any(each.startswith(LEFT) for each in first.notes)
+    for other, why in _AFTER_ERRORS.items():
+        is_early = first.is_lower_bound and has_time
+        if not (first.error or (is_early if other.is_patient else is_suspect)):
+            continue
+        if other.is_patient and not has_left:
+            continue
         with suppress(ExtractError):  # perhaps of a number that cannot be
-            further = trace(MADE_UP)
+            further = trace(other)
             is_whole = met <= _done(further)
             # An error that is met either way does not follow from values.
             is_whole &= first.error != further.error or not went_on <= {*further.notes}
             gains = further.safe_bytes - first.safe_bytes
-            if is_whole and (gains > 0 or (gains == 0 and not further.error)):
-                note = f"{_MADE_UP_NOTE}{first.error and ': '}{first.error}."
+            is_more = gains > 0 or (gains == 0 and not further.error)
+            if is_whole and (is_more or first.is_lower_bound > further.is_lower_bound):
+                note = f"{why}{first.error and ': '}{first.error}."
                 first = replace(further, notes=(*further.notes, note))
-                usual, opposite = MADE_UP, replace(MADE_UP, opposite=True)
+                usual, opposite = other, replace(other, opposite=True)
     if not first.branches or first.is_lower_bound:  # time is up
         return first, usual
     where = "; ".join(first.branches)

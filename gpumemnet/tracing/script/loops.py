@@ -146,6 +146,8 @@ class Loops:
         """Loops that were left before the first steps."""
         self._waits = False
         """Whether a loop runs for long that may train later."""
+        self.is_patient: Callable[[], bool] = bool
+        """Whether no loop is left before the first steps; called when one is about to be."""
         self.hurried: dict[str, None] = {}
         """Conditions that were decided as they are later, so that such a loop trains."""
         self.errors: dict[str, bool] = {}
@@ -254,6 +256,7 @@ class Loops:
                         progress.has_stepped and loop.ends_itself
                     )
                     is_over = spent > seconds and (is_early or is_calm) and not only_returns
+                    is_over = is_over and (progress.has_stepped or not self.is_patient())
                     if is_over and isinstance(numbers, range | list | tuple):
                         left = len(numbers) - loop.given
                         is_over = is_early or left * (second - before[0]) > _REST_SECONDS
@@ -414,6 +417,7 @@ class Loops:
     def due(self, place: str) -> bool:
         """Whether a condition is as it is later, because the script waits for it to train."""
         is_due = self._waits and not self._progress.has_stepped and self._may_train(place)
+        is_due = is_due and not self.is_patient()
         if is_due:
             self.hurried[place] = None
         return is_due

@@ -62,7 +62,7 @@ from gpumemnet.tracing.model_tracer import result_of_run
 from gpumemnet.tracing.operators.autocast import cuda_kernels
 from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.result import HostMemory, TraceAnswer
-from gpumemnet.tracing.script.branches import USUAL, WENT_ON, Assumptions
+from gpumemnet.tracing.script.branches import LEFT, USUAL, WENT_ON, Assumptions
 from gpumemnet.tracing.script.gpu import GpuRequests
 from gpumemnet.tracing.script.libraries import COMPILED, prepared
 from gpumemnet.tracing.script.models import TrainedModel
@@ -333,6 +333,7 @@ def run_script(call: ScriptCall) -> ScriptRun:
         checkpoint.reach,
     )
     values.is_still = observer.loops.is_still
+    observer.loops.is_patient = lambda: assumed().is_patient
     observer.recorder.begin("build")
     file = call.script
 
@@ -542,7 +543,7 @@ def _shown(
         )
     if observer.loops.left:
         values.note_once(
-            f"before the first steps, loops were left after some seconds: {', '.join(observer.loops.left)}; "
+            f"{LEFT}: {', '.join(observer.loops.left)}; "
             "what they gather or generate there is less than in the run"
         )
     if observer.loops.sampled:

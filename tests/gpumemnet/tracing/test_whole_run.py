@@ -1257,6 +1257,23 @@ def test_a_worker_of_the_trace_sends_more_tensors_than_files_may_be_open() -> No
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def test_loops_run_to_their_end_where_it_is_an_error_that_they_were_left(tmp_path: Path) -> None:
+    script = """
+from gpumemnet.tracing.script import loops
+loops._SECONDS = loops._MORE_SECONDS = loops._MOST_SECONDS = loops._REST_SECONDS = 0
+model = nn.Linear(256, 256).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+seen = {}
+for i in range(99):
+    with torch.no_grad(): seen[f"state {i}"] = float(model(torch.ones(8, 256).cuda()).mean())
+for _ in range(2): step(optimizer, model(torch.full((8, 256), seen["state 50"]).cuda()).mean())
+"""
+    (tmp_path / "train.py").write_text(HEAD + script)
+    answer = script_child.traced(tmp_path / "train.py")
+    assert not answer["error"]
+    assert "ran to their own end" in str(answer["notes"])
+
+
 @pytest.mark.parametrize("size", [256, "number"])
 def test_a_loader_reads_few_slow_samples_that_are_alike(tmp_path: Path, size: object) -> None:
     made = tmp_path / "made"
