@@ -27,6 +27,7 @@ from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.distribution import BinScheme, bins_of_width
 from gpumemnet.predict.gpu_fit import Fit
+from gpumemnet.predict.largest_batch import BatchSizes
 from gpumemnet.predict.prediction import Prediction, PredictionOptions
 from gpumemnet.units import MIB
 
@@ -138,6 +139,13 @@ def _prediction(document: Any) -> ServedPrediction:
     )
 
 
+def _result(result: Mapping[str, Any]) -> ServedPrediction | ServiceError:
+    if "prediction" in result:
+        return _prediction(result["prediction"])
+    problem = result["problem"]
+    return ServiceError(problem["detail"], problem["status"], problem)
+
+
 class Client:
     """Asks a service and waits for the answer.
 
@@ -190,6 +198,42 @@ class Client:
         """
         body = {"job": job_to_dict(job), **RequestOptions(**options).members()}
         return self._ask("/v1/predict", _prediction, body)
+
+    def predict_many(
+        self, jobs: Sequence[TrainingJob], **options: Any
+    ) -> list[ServedPrediction | ServiceError]:
+        """The prediction for each job, or its error, in order; options and errors as in
+        :meth:`predict`."""
+
+        def read(document: Any) -> list[ServedPrediction | ServiceError]:
+            results = [_result(result) for result in document["results"]]
+            if len(results) != len(jobs):
+                raise ValueError("as many results as jobs are expected")
+            return results
+
+        members = RequestOptions(**options).members()
+        body = {"jobs": [job_to_dict(job) for job in jobs], **members}
+        return self._ask("/v1/predict/batch", read, body)
+
+    def batch_sizes(self, job: TrainingJob, **options: Any) -> BatchSizes:
+        """The largest batches that fit a GPU, and memory against batch size.
+
+        Args:
+            job: the job; its own batch size does not matter.
+            options: ``gpu``, where the job is to run, such as ``A100`` or ``A100/3g.20gb``;
+                ``free_mib``, memory free there now, that of an empty one unless given;
+                ``coverage``, the share of jobs that stay below a limit; ``encoder``, ``mlp`` or
+                ``transformer``; and ``max_batch``, the largest batch size to look at.
+
+        Raises:
+            ServiceError: as :meth:`predict`.
+        """
+
+        def read(document: Any) -> BatchSizes:
+            return from_json(BatchSizes, {**document, "device": None})
+
+        body = {"job": job_to_dict(job), **_given(options)}
+        return self._ask("/v1/batch-sizes", read, body)
 
     def observe(self, **observed: Any) -> Document:
         """Tell the service what a job really took; returns its answer once that is stored.

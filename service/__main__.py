@@ -18,7 +18,7 @@ from gpumemnet.compiled import NOT_COMPILED, is_compiled
 from gpumemnet.errors import GpumemnetError
 
 from .api.monitoring import log_configuration
-from .settings import PREFIX, Settings, SettingsError, read_settings
+from .settings import PREFIX, Settings, SettingsError, read_settings, unknown_variables
 
 SHUTDOWN_SECONDS: Final = 20
 """How long accepted requests may take to finish after SIGTERM."""
@@ -50,6 +50,8 @@ def main(given: Mapping[str, str]) -> int:
 
 def _serve(settings: Settings) -> int:
     logging.config.dictConfig(log_configuration(settings.log_level))
+    for sentence in unknown_variables(os.environ):
+        logger.warning("%s", sentence)
     if not is_compiled():
         logger.warning("%s", NOT_COMPILED)
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):

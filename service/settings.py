@@ -8,6 +8,7 @@ read.  The documentation lists all settings.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -15,7 +16,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from gpumemnet.errors import GpumemnetError
+from gpumemnet.errors import GpumemnetError, did_you_mean
 from gpumemnet.gpu import MAX_CONTEXT_MIB
 from gpumemnet.job.layers import describe
 from gpumemnet.units import MIB
@@ -31,6 +32,16 @@ from .api.access import (
 )
 
 PREFIX: Final = "GPUMEMNET_"
+BUILD_VARIABLE: Final = "GPUMEMNET_COMPILE"
+"""Read when the package is installed (``hatch_build.py``)."""
+CLIENT_VARIABLES: Final = (
+    *("GPUMEMNET_URL", "GPUMEMNET_API_KEY", "GPUMEMNET_API_KEY_FILE", "GPUMEMNET_TIMEOUT_SECONDS"),
+    "GPUMEMNET_JOB",
+)
+"""Variables of clients, which may be set in the same environment."""
+
+_OF_KUBERNETES: Final = re.compile(PREFIX + r"(SERVICE_(HOST|PORT)|PORT_\d+_(TCP|UDP|SCTP))(_\w+)?")
+"""Variables that Kubernetes sets for a Service with the name ``gpumemnet``."""
 OFF: Final = "off"
 DATABASE_FILE: Final = "observations.sqlite3"
 
@@ -151,6 +162,22 @@ def read_settings(**arguments: Any) -> Settings:
             f"{PREFIX}API_KEYS_FILE (gpumemnet keys new makes one), or listen on 127.0.0.1"
         )
     return settings
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """A warning for each variable that has the prefix but is no setting: otherwise a typing error
+    would stay unnoticed."""
+    known = [PREFIX + name.upper() for name in Settings.model_fields]
+    warnings = []
+    for name in sorted(environment):
+        if (
+            name.startswith(PREFIX)
+            and name not in (*known, *CLIENT_VARIABLES, BUILD_VARIABLE)
+            and not _OF_KUBERNETES.fullmatch(name)
+        ):
+            hint = did_you_mean(name, known, "the page Settings of the documentation lists them")
+            warnings.append(f"{name[:80]} is no setting of the service: {hint}")
+    return warnings
 
 
 def _sentence(error: ValidationError, given: Mapping[str, Any]) -> str:

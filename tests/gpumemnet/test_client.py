@@ -16,13 +16,14 @@ from typing import cast
 
 import pytest
 
-from gpumemnet.client import Client, Device
+from gpumemnet.client import Client, Device, ServedPrediction
 from gpumemnet.errors import InvalidRequestError, ServiceError
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import FAMILIES, TrainingJob
 from gpumemnet.predict.distribution import PUBLISHED_BINS, BinScheme, bins_of_width
 from gpumemnet.predict.gpu_fit import fits, target
+from gpumemnet.predict.largest_batch import batch_sizes
 from gpumemnet.predict.prediction import Prediction
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import GIB, MIB
@@ -120,6 +121,17 @@ def test_another_gpu_and_what_the_job_fits(
     targets = [target("A100/3g.20gb"), target("T4", free_mib=1, device="GPU-1")]
     assert prediction.fits == fits(predictor, job, targets)
     assert client.predict(job, fits=True).fits == fits(predictor, job)
+    many = client.predict_many([job, job], fits=("T4",))
+    assert [found.fits for found in many if isinstance(found, ServedPrediction)] == [
+        fits(predictor, job, [target("T4")])
+    ] * 2
+
+
+def test_the_inverse_questions(client: Client, predictor: Predictor, job: TrainingJob) -> None:
+    expected = batch_sizes(predictor, job, target("A100/1g.5gb"), max_batch=500, coverage=0.9)
+    assert client.batch_sizes(job, gpu="A100/1g.5gb", max_batch=500, coverage=0.9) == expected
+    free = client.batch_sizes(job, gpu="A100", free_mib=2000)
+    assert free == batch_sizes(predictor, job, target("A100", free_mib=2000))
 
 
 def test_a_job_of_which_nothing_is_known_has_no_safe_bytes(
@@ -138,6 +150,19 @@ def test_threads_share_a_client(client: Client, predictor: Predictor, job: Train
             assert_same(estimate, predictor.predict(job))
 
     asyncio.run(ask())
+
+
+def test_many_jobs_are_answered_in_order_and_one_alone_may_fail(
+    client: Client, predictor: Predictor, job: TrainingJob, unsupported: TrainingJob
+) -> None:
+    first, second, third = client.predict_many([job, unsupported, job], bins=PUBLISHED_BINS[2000])
+    expected = predictor.predict_many([job, job], bins=PUBLISHED_BINS[2000])
+    assert_same(first, expected[0])
+    assert_same(third, expected[1])
+    assert isinstance(second, ServiceError)
+    assert second.status == 422
+    assert "jobs[1].family" in str(second)
+    assert client.predict_many([]) == []
 
 
 def test_a_refusal_carries_the_problem(client: Client, unsupported: TrainingJob) -> None:
@@ -306,6 +331,8 @@ def test_a_server_that_is_no_service(job: TrainingJob, status: int, content: byt
     ):
         questions: list[Callable[[], object]] = [
             lambda: client.predict(job),
+            lambda: client.predict_many([job]),
+            lambda: client.batch_sizes(job),
         ]
         for ask in questions:
             with pytest.raises(ServiceError) as raised:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from service.settings import PREFIX, Settings, SettingsError, read_settings
+from service.settings import PREFIX, Settings, SettingsError, read_settings, unknown_variables
 
 HASH = "0" * 64
 
@@ -93,3 +93,22 @@ def test_without_keys_only_this_machine_is_served(
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
 def test_on_a_loopback_address_no_key_is_needed(host: str) -> None:
     assert read_settings(host=host).host == host
+
+
+def test_a_variable_that_is_no_setting_is_pointed_out() -> None:
+    assert (
+        unknown_variables(
+            {"GPUMEMNET_PORT": "1", "GPUMEMNET_URL": "x", "GPUMEMNET_COMPILE": "1", "OTHER": "y"}
+        )
+        == []
+    )
+    of_kubernetes = (
+        "SERVICE_HOST",
+        "SERVICE_PORT",
+        "SERVICE_PORT_HTTP",
+        "PORT_8000_TCP",
+        "PORT_8000_TCP_ADDR",
+    )
+    assert unknown_variables(dict.fromkeys((PREFIX + name for name in of_kubernetes), "x")) == []
+    (warning,) = unknown_variables({"GPUMEMNET_WORKER": "2"})
+    assert "did you mean 'GPUMEMNET_WORKERS'?" in warning
