@@ -9,7 +9,8 @@ is false at first.  Then the script is traced once more with every condition the
 other way, and with single ones the other way; the largest counts.
 
 Where an error ends the script, a number that was read may be why, such as a length of 0: it is
-traced once more with values that are made up.
+traced once more with values that are made up, and once more with loops that were left before the
+first steps run to their end.
 
 This module loads no torch, so the command line uses it.
 """
