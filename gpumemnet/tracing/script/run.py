@@ -8,6 +8,7 @@ first lines.
 from __future__ import annotations
 
 import ast
+import gc
 import importlib
 import os
 import shlex
@@ -305,6 +306,7 @@ def run_script(call: ScriptCall) -> ScriptRun:
     torch_notes = check_torch()
     declare_torchvision_operators()
     take_process()
+    gc.freeze()  # PyTorch's objects stay: each collection would look at all of them
 
     def continues(request: Document) -> None:
         nonlocal call
