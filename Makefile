@@ -14,7 +14,7 @@ serve: $(VENV)/.installed-service  ## answer predictions on http://127.0.0.1:$(P
 	$(VENV)/bin/gpumemnet serve --port $(PORT)
 
 test: $(VENV)/.installed-dev  ## run all tests
-	$(VENV)/bin/pytest -n 2 --dist loadfile $(PYTEST_OPTIONS)
+	$(VENV)/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS)
 
 check: lint  ## style, types, import rule, and the tests of what changed (tests/changed.py says how it picks them)
 	@tests=$$($(VENV)/bin/python tests/changed.py); \

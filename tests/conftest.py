@@ -63,7 +63,28 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     skips.check(session)
 
 
+LONGEST_FIRST = (
+    *("tracing/test_whole_run", "integrations/test_mlflow", "named/test_exact"),
+    *("measure/test_campaign", "tracing/test_idioms", "retrain/test_retrain"),
+    *("api/test_schemathesis", "models/test_cli_models", "service/test_process"),
+    *("tracing/test_script", "real_scripts/test_real_scripts", "traces/test_true_values"),
+    *("launchers/test_deepspeed_engine", "batch/test_batch_runs", "golden/test_golden_traces"),
+    *("page/test_page_browser", "observations/test_observations", "packaging/test_wheel"),
+    *("training/test_training", "tracing/test_compiled", "tracing/test_batch_setting"),
+    *("launchers/test_fully_sharded", "gpumemnet/test_trainer_callbacks", "docs/test_docs"),
+    *("extract/test_extract_file", "tracing/test_child_programs", "tests/test_size"),
+)
+"""Files of tests that begin first, so that two workers end together; ``make test`` keeps the
+order.  pytest-xdist would end with the files of one long test."""
+
+
+def _place(item: pytest.Item) -> int:
+    name = "/".join(item.path.with_suffix("").parts[-2:])
+    return LONGEST_FIRST.index(name) if name in LONGEST_FIRST else len(LONGEST_FIRST)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=_place)
     factor = config.getoption("examples")
     for item in items if factor != 1 else ():
         test = getattr(item, "obj", None)
