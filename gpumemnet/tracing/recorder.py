@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import weakref
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
@@ -153,6 +154,8 @@ class Recorder(DispatchMode):
         self.host = HostTensors()
         self._ranks = 1
         self._groups: dict[str, int] = {}
+        self._held_with: defaultdict[int, list[int]] = defaultdict(list)
+        """Storage → what is held as long as it is."""
         self._is_closed = False
         self._adding = RLock()
         """Held while a storage is added: threads of a script may allocate at the same time."""
@@ -231,6 +234,22 @@ class Recorder(DispatchMode):
         for number, storage in storages.items():
             known = recorded.indices[number]
             self._refer(storage, self._add(self._storages[known], self._classes[known]))
+
+    def keep(self, between: Sequence[int], size_bytes: int, at: int | None = None) -> None:
+        """Record that as many bytes more are held as long as the largest storage that was allocated
+        between two events, and is held now.
+
+        Args:
+            between: the two events.
+            size_bytes: the bytes.
+            at: index of the event before which they were allocated; now by default.
+        """
+        held = self._references.keys() & self._events[slice(*between)]
+        if held and size_bytes:
+            number = max(held, key=lambda each: self._storages[each].size_bytes)
+            made = self._storages[number]._replace(size_bytes=size_bytes, bound_bytes=size_bytes)
+            self._held_with[number].append(self._add(made, "buffer", at))
+            self._live_bytes += size_bytes
 
     def requested(self, tensor: Tensor, operator: str) -> None:
         """Record that the model's code requests ``tensor`` on the GPU; see
@@ -550,6 +569,9 @@ class Recorder(DispatchMode):
             self._events.append(~reference.index)
             del self._live[reference.key]
             self._live_bytes -= self._storages[reference.index].size_bytes
+            for number in self._held_with.pop(reference.index, ()):
+                self._events.append(~number)
+                self._live_bytes -= self._storages[number].size_bytes
 
     def _record_scratch(self, pieces: Sequence[Scratch], operator: Any, held: list[int]) -> None:
         """Record scratch memory and its release, see

@@ -176,6 +176,9 @@ class Running:
     """Bytes that a round left more than any before, its number, and how many after the one before it
     that left as much; 0 if that left other bytes."""
 
+    grown: list[int] = field(default_factory=list)
+    """The event before it, and those after the rounds that left more than any before."""
+
     most: int = 0
     """Size of the largest batch that it gave while it trained, where it makes them itself."""
 
@@ -343,7 +346,9 @@ class Counters:
             ):
                 return copy(known.later)
             known.later = None
-        if collection is None and (self.progress.has_stepped or not known.repeats):
+        # Another loop that trains begins with 0, too.
+        counts = self.progress.has_stepped and not (is_first and self.progress.has_trained)
+        if collection is None and (counts or not known.repeats):
             known.seen.add(shown)
         is_met = len(known.seen) > 1 or (collection and holds)
         if is_met:

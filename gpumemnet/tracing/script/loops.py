@@ -121,10 +121,9 @@ class Loops:
         self._asks: defaultdict[Hashable, list[int]] = defaultdict(list)
         """Place and step → the events at which a value was read there."""
         self.queues = Counter[str]()
-        """Queues of a longest length, and loops → bytes that they will hold more, or leave."""
-        self._kept: dict[str, int] = {}
-        """Loops whose rounds, or each third, leave as much → the most bytes on the GPU that all of
-        them come to."""
+        """Queues of a longest length → bytes that they will hold more."""
+        self.kept = Counter[str]()
+        """Loops whose rounds, or each third, leave as much → bytes that those leave that are left out."""
         self._idle = Counter[str]()
         """How often a loop has ended without anything on the GPU, such as over letters of a text."""
         self._seconds: defaultdict[str, float] = defaultdict(float)
@@ -180,7 +179,7 @@ class Loops:
         start = event = self._recorder.now()
         second, (steps, made) = process_time(), progress.trained()
         is_range = isinstance(numbers, range) and not is_numbered
-        loop = Running(numbers if is_range else (), steps)
+        loop = Running(numbers if is_range else (), steps, grown=[start])
         gathered = Gathered()
         self._running.append(loop)
         try:
@@ -195,7 +194,7 @@ class Loops:
                 if (is_on_host and trains_nothing) or is_whole or progress.is_inside():
                     continue
                 top, end = self._recorder.levels_since(event)
-                before = second, steps, made
+                before = second, steps, made, event
                 second, event = process_time(), self._recorder.now()
                 steps, made = progress.trained()
                 small = SMALL_BYTES if place in self.training else 0
@@ -220,6 +219,7 @@ class Loops:
                     is_cycle = rise == loop.cycle[0] and loop.least_bytes >= most_bytes
                     apart = (loop.given - loop.cycle[1]) * is_cycle
                     loop.cycle, loop.least_bytes = (rise, loop.given, apart), end
+                loop.grown += [event] * (rise > 0)
                 self._tops[place], most_bytes = max(top, self._tops[place]), max(end, most_bytes)
                 self._seconds[place] += max(second - before[0], 0)  # a fork begins at 0
                 if steps > before[1] and not is_on_host:
@@ -285,8 +285,14 @@ class Loops:
                     is_regular = keeps or (apart > 1 and not self._counters.turned)
                     is_full = self._counters.sizes or bytes_of_queues(self._recorder)
                     is_cycle = keeps or loop.whole - number < apart
+                    all_bytes = 0
                     if is_sized and is_regular and is_cycle and not is_full:
-                        self._kept[place] = top + (len(numbers) - number) // apart * grown
+                        # The last two rounds are run, and leave theirs themselves.
+                        ends = range(number + apart, len(numbers) + 1, apart)
+                        run = sum(each > len(numbers) - 2 for each in ends) * is_range
+                        all_bytes = end + len(ends) * grown
+                        self.kept[place] += len(ends) * grown
+                        self._recorder.keep(loop.grown[-3:-1], (len(ends) - run) * grown, before[3])
                     last = loop.given
                     for round_number in loop.rest(second - before[0], self._recorder.live_bytes):
                         gap = loop.given - 1 - last
@@ -297,6 +303,8 @@ class Loops:
                     for left in () if loop.left is None else (2, 1)[is_slow:]:
                         loop.left = left
                         yield 0
+                    if (short := all_bytes - self._recorder.live_bytes()) > 0:
+                        self._recorder.keep(loop.grown[-3:-1], short)
                     self.learn_queues()
                 break
         except StopIteration:
@@ -408,11 +416,6 @@ class Loops:
     def learn_queues(self) -> None:
         """Learn what queues of a longest length will hold more."""
         self.queues = bytes_of_queues(self._recorder)
-        if self._kept:
-            place = max(self._kept, key=self._kept.__getitem__)
-            most, _ = self._recorder.levels_since(0)
-            if (more := self._kept[place] - most) > 0:
-                self.queues[f"what rounds of {place} leave"] = more
 
     def due(self, place: str) -> bool:
         """Whether a condition is as it is later, because the script waits for it to train."""

@@ -598,6 +598,7 @@ class ScriptObserver:
             self.optimizers.made_after,
             self.counters.sizes,
             self.loops.queues,
+            self.loops.kept,
         )
 
     def _model_starts(self) -> None:

@@ -247,7 +247,11 @@ def result_of_script(run: ScriptRun, call: ScriptCall, with_curve: bool = False)
         largest = max(later, key=lambda each: each.requested_bytes, default=phases[0])
         more = largest.requested_bytes - answer.requested_bytes
         filling = whole.filling_bytes
-        keeps_tensors = not filling and grown_bytes(run.timeline) >= MIB and sum(whole.rises) > 1
+        keeps_tensors = (
+            not (filling or whole.kept)
+            and grown_bytes(run.timeline) >= MIB
+            and sum(whole.rises) > 1
+        )
         storages = whole.timeline.storages
         state_bytes = sum(storages[each].size_bytes for state in whole.state for each in state)
         has_more_state = more > 0 and state_bytes > answer.parts["optimizer_state"]
@@ -515,10 +519,11 @@ def _shown(
     if observer.is_lower_bound and not observer.has_stepped:
         timeline = up_to_peak(timeline)
     growth = grown_bytes(timeline)
-    if whole is not None and (filling := whole.filling_bytes):
+    if whole is not None and (more := whole.filling_bytes + sum(whole.kept.values())):
+        told = {**whole.queues, **{f"what rounds of {each} leave": 0 for each in whole.kept}}
         values.note_once(
-            f"the script gathers on the GPU for longer than was traced, and {filling / MIB:,.0f} MiB more are counted, "
-            f"as {'; '.join(whole.queues or whole.full)} tells"
+            f"the script gathers on the GPU for longer than was traced, and {more / MIB:,.0f} MiB more are counted, "
+            f"as {'; '.join(told or whole.full)} tells"
         )
     elif (
         growth >= LEAST_GROWTH

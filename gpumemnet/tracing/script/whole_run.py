@@ -115,6 +115,8 @@ class WholeRun:
     """Condition on the length of something that grows → steps before it is other."""
     queues: Mapping[str, int]
     """Queues of a longest length → bytes that they will hold more."""
+    kept: Mapping[str, int]
+    """Loops → bytes that rounds keep which are left out; they are in the record."""
 
     def late_bytes(self, peak: int, held_bytes: int) -> int:
         """Return the optimizer state that is not there at an event, of optimizers that step by the

@@ -918,9 +918,13 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for epoch in range(30):
     for x in torch.zeros(8, 4, 4096): step(optimizer, model(x.cuda()).mean()); i += 1
     if i % 24 == 0: kept.append(copy.deepcopy(model.state_dict()))
+others = []  # beside what the first loop still keeps
+for i in range(100):
+    step(optimizer, model(x.cuda()).mean())
+    if i % 20 == 0: others.append(torch.zeros(32, 2**18).cuda())
 """,
-        128 + 10 * 64,
-        128 + 10 * 64 + WORKSPACE,
+        128 + 10 * 64 + 5 * 32,
+        128 + 10 * 64 + 5 * 32 + WORKSPACE,
         "what rounds of cycles.py line 11 leave",
     ),
     "best": Case(  # of 300 networks 40 are kept, with their gradients, and something by each number
