@@ -70,6 +70,8 @@ class _Changing(ast.NodeTransformer):
         """What the code adds to."""
         self._bests: dict[ast.expr, ast.expr] = {}
         """Comparisons with what is best so far → what is compared."""
+        self._ends: dict[ast.If, str] = {}
+        """Conditions that end an endless loop → its place."""
 
     def visit_Module(self, node: ast.Module) -> ast.AST:
         self._counters = {
@@ -145,7 +147,12 @@ class _Changing(ast.NodeTransformer):
             return self.generic_visit(node)
 
     def visit_While(self, node: ast.While) -> ast.AST:
-        only_returns = _only_returns(node)
+        exits = [*_exits(node)] if isinstance(node.test, ast.Constant) else []
+        returns = any(getattr(each, "value", None) for each in exits)
+        only_returns = returns and not any(isinstance(each, ast.Break) for each in exits)
+        conditions = [each for each in exits if isinstance(each, ast.If)]
+        if conditions:  # the one that does most before the end
+            self._ends[max(conditions, key=lambda each: len(ast.unparse(each)))] = self._place(node)
         with patch.object(self, "_scope", self._place(node)):
             for each in (node.body, node.orelse):
                 each[:] = map(self.visit, each)
@@ -155,8 +162,8 @@ class _Changing(ast.NodeTransformer):
         test = ast.If(ast.UnaryOp(ast.Not(), node.test), [ast.Break()], [])
         body = [ast.copy_location(test, node.test), *_counted(node), *node.body]
         items = (
-            (ast.parse("iter(int, 1)", mode="eval").body, ast.Constant(True))
-            if only_returns
+            (ast.parse("iter(int, 1)", mode="eval").body, ast.Constant(bool(conditions)))
+            if conditions or only_returns
             else ()
         )
         loop = ast.For(ast.Name("_round", ast.Store()), self._rounds(node, *items), body, [])
@@ -204,7 +211,9 @@ class _Changing(ast.NodeTransformer):
                         self._bests[each] = ast.Constant(None) if is_named else score
         node.test = self.visit(node.test)
         if is_amount:
-            due: ast.expr = _call(DUE, ast.Constant(place))
+            loop = self._ends.get(node, "")
+            leaves &= not loop
+            due: ast.expr = _call(DUE, ast.Constant(place), ast.Constant(loop))
             kind, due = (ast.And(), ast.UnaryOp(ast.Not(), due)) if leaves else (ast.Or(), due)
             node.test = ast.copy_location(ast.BoolOp(kind, [due, node.test]), node.test)
         self._leaves = False
@@ -301,20 +310,18 @@ def _counted(loop: ast.While) -> list[ast.stmt]:
     return []
 
 
-def _only_returns(loop: ast.While) -> bool:
-    """Whether a loop ends by returning a value only."""
-    if not isinstance(loop.test, ast.Constant):
-        return False
-    returns, left = False, [(each, False) for each in ast.iter_child_nodes(loop)]
+def _exits(loop: ast.While) -> Iterator[ast.AST]:
+    """Yield what leaves a loop, and the conditions on amounts that do."""
+    left: list[tuple[ast.AST, bool]] = [(each, False) for each in loop.body]
     for node, is_inner in left:
-        if isinstance(node, ast.FunctionDef | ast.Lambda):
-            continue
-        if isinstance(node, ast.Break) and not is_inner:
-            return False
-        returns |= isinstance(node, ast.Return) and node.value is not None
-        is_within = is_inner or isinstance(node, ast.For | ast.While)
-        left += [(each, is_within) for each in ast.iter_child_nodes(node)]
-    return returns
+        last = node
+        if isinstance(node, ast.If) and _compares_amounts(node.test):
+            last = node.body[-1]
+        if isinstance(last, ast.Return) or (isinstance(last, ast.Break) and not is_inner):
+            yield node
+        if not isinstance(node, ast.FunctionDef | ast.Lambda):
+            is_within = is_inner or isinstance(node, ast.For | ast.While)
+            left += [(each, is_within) for each in ast.iter_child_nodes(node)]
 
 
 class _Renaming(ast.NodeTransformer):

@@ -160,6 +160,9 @@ class Running:
     """Whether another loop trains within it, as one over epochs: that one has met what changes from
     step to step."""
 
+    leaving: str = ""
+    """Its place, once it is left by its own condition."""
+
     left: int | None = None
     """Rounds that are left of a ``while`` loop that counts, once these are few; 0 before."""
 

@@ -91,6 +91,8 @@ _LESS_SECONDS: Final = 1.0
 """The same after the first steps."""
 _READ_SECONDS: Final = 3.0
 """CPU time to make the batches that are left of a loop, of which the largest is wanted."""
+_MOST_ROUNDS: Final = 100_000
+"""Rounds among which the last one of an endless loop is looked for."""
 _REST_SECONDS: Final = 2.0
 """CPU time of the rounds that are left of a loop, below which it goes on: code after it may look up
 what its last round gave."""
@@ -157,15 +159,15 @@ class Loops:
         return Nowhere, ()  # datasets hashes functions with what they name
 
     def rounds(
-        self, place: str, items: Iterable[Any] = iter(int, 1), only_returns: bool = False
+        self, place: str, items: Iterable[Any] = iter(int, 1), ends: bool | None = None
     ) -> Iterator[Any]:
         """Yield the items of a loop, keeping none of them; 0 for a ``while`` loop.
 
         Args:
             place: its own.
             items: what it is over.
-            only_returns: whether it ends by returning a value only: then it is not left unless it
-                trains.
+            ends: whether a condition on amounts ends an endless loop: it is left by that. One that
+                ends by returning a value only, and has none, is not left unless it trains.
         """
         if self._idle[place] > OFTEN and self._may_train(place):
             self._idle[place] = 0
@@ -255,7 +257,7 @@ class Loops:
                     is_calm = calm >= _CALM_ROUNDS and not (
                         progress.has_stepped and loop.ends_itself
                     )
-                    is_over = spent > seconds and (is_early or is_calm) and not only_returns
+                    is_over = spent > seconds and (is_early or is_calm) and ends is not False
                     is_over = is_over and (progress.has_stepped or not self.is_patient())
                     if is_over and isinstance(numbers, range | list | tuple):
                         left = len(numbers) - loop.given
@@ -288,11 +290,13 @@ class Loops:
                     all_bytes = 0
                     if is_sized and is_regular and is_cycle and not is_full:
                         # The last two rounds are run, and leave theirs themselves.
-                        ends = range(number + apart, len(numbers) + 1, apart)
-                        run = sum(each > len(numbers) - 2 for each in ends) * is_range
-                        all_bytes = end + len(ends) * grown
-                        self.kept[place] += len(ends) * grown
-                        self._recorder.keep(loop.grown[-3:-1], (len(ends) - run) * grown, before[3])
+                        leaving = range(number + apart, len(numbers) + 1, apart)
+                        run = sum(each > len(numbers) - 2 for each in leaving) * is_range
+                        all_bytes = end + len(leaving) * grown
+                        self.kept[place] += len(leaving) * grown
+                        self._recorder.keep(
+                            loop.grown[-3:-1], (len(leaving) - run) * grown, before[3]
+                        )
                     last = loop.given
                     for round_number in loop.rest(second - before[0], self._recorder.live_bytes):
                         gap = loop.given - 1 - last
@@ -306,6 +310,15 @@ class Loops:
                     if (short := all_bytes - self._recorder.live_bytes()) > 0:
                         self._recorder.keep(loop.grown[-3:-1], short)
                     self.learn_queues()
+                if ends:
+                    frame, loop.leaving = sys._getframe(1), place
+                    if place not in self.training:
+                        # 0 where none of its conditions holds later
+                        left = loop.rounds_left(frame, _MOST_ROUNDS) % _MOST_ROUNDS
+                        gathered.go_on(frame, loop.given, left)
+                    has_time = time_to_read(_LESS_SECONDS)
+                    while has_time():
+                        yield 0
                 break
         except StopIteration:
             self._met(loop)
@@ -417,8 +430,11 @@ class Loops:
         """Learn what queues of a longest length will hold more."""
         self.queues = bytes_of_queues(self._recorder)
 
-    def due(self, place: str) -> bool:
-        """Whether a condition is as it is later, because the script waits for it to train."""
+    def due(self, place: str, loop: str = "") -> bool:
+        """Whether a condition is as it is later, because the script waits for it to train, or it ends
+        a ``loop`` that is left."""
+        if loop and [each.leaving for each in self._running[-1:]] == [loop]:
+            return True
         is_due = self._waits and not self._progress.has_stepped and self._may_train(place)
         is_due = is_due and not self.is_patient()
         if is_due:
@@ -514,7 +530,7 @@ class Loops:
             code.ROUNDS: lambda place, *items: items[0] if items else iter(int, 1),
             code.BEST: lambda place, holds: holds,
             code.COUNTS: lambda *about: False,
-            code.DUE: lambda place: False,
+            code.DUE: lambda *places: False,
             code.ENUMERATED: enumerate,
             code.CONTINUES: lambda: False,
             code.CUT: lambda: False,

@@ -33,6 +33,8 @@ rounds, kept = 0, []
         ("for i in range(100): run(1); rounds += 1", 100),  # each round leaves a byte there
         ("for i in range(100): run(most=i); rounds += 1", 100),
         ("while len(kept) < 100: run(); rounds += 1; kept.append(i)", 100),
+        # by its own condition, for what stands before its end
+        ("while True:\n    run()\n    rounds += 1\n    if rounds >= 100: rounds += 1000; break", 1017),
         ("rounds = sum(1 for i in counted() if not run())", 100),
         ("for i in range(100): run(); train(); rounds += 1", 100),
         ("for i in range(100):\n    rounds += 1; run(4); train()\n    if i == 50: enough()", 54),
@@ -90,6 +92,7 @@ def test_loops_end_that_bring_nothing_new(
         now=lambda: gpu.events,
         levels_since=lambda start: (gpu.most, gpu.bytes),
         live_bytes=lambda: gpu.bytes,
+        keep=lambda *kept: None,
         numbers_of=lambda tensors: [],
         bytes_of=lambda numbers: 0,
     )
