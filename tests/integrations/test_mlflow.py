@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,27 +91,31 @@ def place(site: Path, empty_store: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def log(place: Path, *more: str, uri: str = "") -> subprocess.CompletedProcess[str]:
-    """Logs the newest report there."""
+def arguments(place: Path, *more: str, uri: str = "") -> list[str]:
+    """The script and what it is given: the newest report there."""
     report = max(
         (place / "work" / "runs").glob("*/report.json"), key=lambda each: each.stat().st_mtime_ns
     )
-    command = (
-        sys.executable,
-        SCRIPT,
-        report,
-        "--uri",
-        uri or f"sqlite:///{place}/mlflow.db",
-        *more,
-    )
-    variables = {
-        **os.environ,
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
-        "PYTHONPATH": str(SCRIPT.parents[2]),
-    }
-    return subprocess.run(
-        [*map(str, command)], env=variables, capture_output=True, text=True, timeout=120
-    )
+    return [*map(str, (SCRIPT, report, "--uri", uri or f"sqlite:///{place}/mlflow.db")), *more]
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Runs the script in this process, which has loaded MLflow, for its exit code."""
+    spec = importlib.util.spec_from_file_location("log_retraining", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    for name, value in {**script._ENVIRONMENT, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}.items():
+        monkeypatch.setenv(name, value)
+
+    def run(place: Path, *more: str, uri: str = "") -> int:
+        monkeypatch.setattr(sys, "argv", arguments(place, *more, uri=uri))
+        status: int = script.main()
+        return status
+
+    return run
 
 
 def client_of(place: Path) -> MlflowClient:
@@ -132,10 +137,14 @@ def runs(place: Path) -> list[Run]:
     return list(found)
 
 
-def test_a_promotion_is_a_run_and_a_version_with_the_alias(site: Path, place: Path) -> None:
+def test_a_promotion_is_a_run_and_a_version_with_the_alias(
+    site: Path, place: Path, log: Callable[..., int]
+) -> None:
     assert retraining(site, place) == 0
     release, registry = champion(place), ("--registry", str(place / "registry"))
-    done = log(place, *registry)
+    command = [sys.executable, *arguments(place, *registry)]
+    variables = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[2])}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     [run] = runs(place)
     assert run.info.status == "FINISHED"
@@ -159,17 +168,19 @@ def test_a_promotion_is_a_run_and_a_version_with_the_alias(site: Path, place: Pa
     version = client.get_model_version_by_alias("gpumemnet", "champion")
     assert (version.run_id, version.tags["gpumemnet.release"]) == (run.info.run_id, release)
     Registry(place / "registry").rollback(by="test", reason="")
-    assert log(place, *registry).returncode == 0
+    assert log(place, *registry) == 0
     assert len(runs(place)) == 1
     followed = client.get_model_version_by_alias("gpumemnet", "champion")
     assert followed.tags["gpumemnet.release"] == "first"
 
 
-def test_a_dry_run_registers_nothing_and_no_password_is_shown(place: Path) -> None:
-    assert log(place).returncode == 0
+def test_a_dry_run_registers_nothing_and_no_password_is_shown(
+    place: Path, log: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert log(place) == 0
     assert len(runs(place)) == 1
     assert client_of(place).search_registered_models() == []
-    away = log(place, uri="http://me:secret@127.0.0.1:9")
-    assert away.returncode == 2
-    assert away.stderr.startswith("error: the MLflow store http://127.0.0.1:9")
-    assert "secret" not in away.stderr
+    assert log(place, uri="http://me:secret@127.0.0.1:9") == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: the MLflow store http://127.0.0.1:9")
+    assert "secret" not in said

@@ -1134,8 +1134,9 @@ with torch.no_grad():
 def test_the_whole_run_counts(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     (tmp_path / f"{name}.py").write_text(HEAD + case.lines)
-    # half of the shorter time shows all; the case waits for five seconds itself
-    seconds = 20.0 if name == "slow_evaluation" else 6.0
+    # half of these times shows all; the case "slow_evaluation" waits for five seconds itself
+    times = {"slow_evaluation": 20.0, "behind": 3.0, "filled": 3.0, "planned": 3.0, "queue": 3.0}
+    seconds = times.get(name, 6.0)
     answer = script_child.traced(tmp_path / f"{name}.py", more_seconds=seconds)
     assert isinstance(answer, dict), answer
     assert case.least <= answer["requested_bytes"] / MIB <= case.most
