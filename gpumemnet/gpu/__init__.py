@@ -163,11 +163,6 @@ def _profile_called(name: str) -> DeviceProfile:
     by_name, key = _by_name(), _key(name)
     if key in by_name:
         return by_name[key][1]
-    if _OTHER_MAKERS.search(name):
-        raise InvalidRequestError(
-            f"{describe(name)} is no NVIDIA GPU: amounts are those of PyTorch with CUDA, and other libraries take other memory",
-            "gpu",
-        )
     known_gpus = (
         "known are NVIDIA's GPUs from V100 and T4 to B300 and RTX 50, such as A100-80GB or RTX 4090; GET /v1/gpus lists them, "
         "and trace takes the path of a profile for any other"
@@ -177,9 +172,6 @@ def _profile_called(name: str) -> DeviceProfile:
     raise InvalidRequestError(f"no profile of {describe(name)}: {hint}", "gpu")
 
 
-_OTHER_MAKERS: Final = re.compile(
-    r"\bMI ?\d{2,3}[AX]?\b|instinct|radeon|\bamd\b|gaudi|\bintel\b|\btpu\b|trainium", re.IGNORECASE
-)
 _MAKER: Final = re.compile(r"^(nvidia|tesla|quadro|geforce|rtx)|(gpu|generation)$")
 """Words at a name's ends by which no two GPUs differ, once they are written without spaces."""
 

@@ -30,7 +30,6 @@ workspaces."""
 DEVICE_TOLERANCE_BYTES: Final = 256 * MIB
 """The driver's own share per process, which the device's reading holds and the process's does
 not."""
-CONTEXT_TOLERANCE_BYTES: Final = 256 * MIB
 FLOOR_TOLERANCE_BYTES: Final = 32 * MIB
 MIN_GROUP: Final = 20
 """Rows of the same GPU and software that a typical value needs."""
@@ -79,7 +78,7 @@ def implausible_rows(measurements: Sequence[Measurement]) -> list[ImplausibleRow
         weights=weights,
         state=state,
     )
-    checks = (_contradictions, _incomplete, _not_monotone, _unusual)
+    checks = (_contradictions, _incomplete, _not_monotone, _below_floor)
     found = sorted(one for check in checks for one in check(frame))
     return [ImplausibleRow(row + 1, rule, sentence) for row, rule, sentence in found]
 
@@ -158,26 +157,19 @@ def _not_monotone(frame: pd.DataFrame) -> Found:
         yield row, "not-monotone", f"{took}, a smaller batch {format_bytes(most[row])} or more"
 
 
-def _unusual(frame: pd.DataFrame) -> Found:
-    """Contexts far outside those of nine tenths of similar rows: of the same family, GPU, software
-    and label source, alone or replicas; and, where the context was not read, labels whose
-    rest beside the training state is far below that of 95 %: the reading missed the peak.
+def _below_floor(frame: pd.DataFrame) -> Found:
+    """Labels whose rest beside the training state is far below that of 95 % of similar rows: of the
+    same family, GPU, software and label source, alone or replicas.  The reading missed the peak.
 
-    Real models do not count for the rest: they are networks of all sizes, so that a small one says
-    nothing of a large one.
+    Rows whose context was read do not count, nor do real models: they are networks of all sizes, so
+    that a small one says nothing of a large one.
     """
     frame = frame[frame.label.notna()]
     is_made = frame.context_bytes.isna() & frame.architecture_family.isna()
     rest = (frame.label - frame.state).where(is_made)
-    for rule, name, values, tolerance, sides in (
-        ("unusual-context", "context_bytes", frame.context_bytes, CONTEXT_TOLERANCE_BYTES, (1, -1)),
-        ("below-floor", "the label beside the training state", rest, FLOOR_TOLERANCE_BYTES, (1,)),
-    ):
-        groups = values.groupby([frame[name] for name in _COMPARABLE], dropna=False)
-        enough = groups.transform("count") >= MIN_GROUP
-        for side in sides:
-            usual = groups.transform("quantile", 0.5 - 0.45 * side)
-            is_far = enough & (side * (usual - values) > tolerance) & (values >= 0)
-            for row in frame.index[is_far]:
-                amounts = f"{format_bytes(values[row])}, at similar rows {format_bytes(usual[row])}"
-                yield row, rule, f"{name}: {amounts}, or {'more' if side > 0 else 'less'}"
+    groups = rest.groupby([frame[name] for name in _COMPARABLE], dropna=False)
+    usual = groups.transform("quantile", 0.05)
+    is_far = (groups.transform("count") >= MIN_GROUP) & (usual - rest > FLOOR_TOLERANCE_BYTES)
+    for row in frame.index[is_far & (rest >= 0)]:
+        amounts = f"{format_bytes(rest[row])}, at similar rows {format_bytes(usual[row])} or more"
+        yield row, "below-floor", f"the label beside the training state: {amounts}"

@@ -120,18 +120,6 @@ def test_less_memory_for_a_larger_batch_is_found(
     assert finding.sentence == "batch 64 took 500 MiB, a smaller batch 80.0 GiB or more"
 
 
-def test_a_context_far_from_its_kind_is_found(measurement: Measurement) -> None:
-    similar = [
-        batch(measurement, 100 + number, context_bytes=(500 + number % 7) * MIB)
-        for number in range(40)
-    ]
-    unusual = replace(similar[30], context_bytes=900 * MIB)
-    [finding] = implausible_rows([*similar[:30], unusual, *similar[31:]])
-    assert (finding.row, finding.rule) == (31, "unusual-context")
-    assert "900 MiB, at similar rows 506 MiB, or less" in finding.sentence
-    assert implausible_rows([*similar[:10], unusual]) == [], "too few to compare"
-
-
 def test_published_labels_that_missed_their_peak_are_found() -> None:
     """Four of the 3,000 one-second readings lie below what every other job needed before its first
     tensor."""
