@@ -98,8 +98,6 @@ def evaluate(
         bool,
         typer.Option("--by-source", help="Also hold out each dataset in turn."),
     ] = False,
-    seed: Seed = 0,
-    epochs: Epochs = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate both encoders and the line alone on held-out families. Prints a table."""
@@ -108,9 +106,7 @@ def evaluate(
     from .evaluation import markdown_table
 
     with progress_bar("evaluating") as report:
-        figures = run_evaluation(
-            data, encoders, by_source=by_source, epochs=epochs, seed=seed, progress=report
-        )
+        figures = run_evaluation(data, encoders, by_source=by_source, progress=report)
     if as_json:
         print_json([asdict(one) for one in figures])
     else:

@@ -91,8 +91,6 @@ def evaluate(
     encoders: Sequence[str],
     *,
     by_source: bool = True,
-    epochs: int | None = None,
-    seed: int = 0,
     progress: Callable[[str, float], None] = lambda step, share: None,
 ) -> list[Figures]:
     """Judge all estimators on ``data``.
@@ -101,15 +99,13 @@ def evaluate(
         data: jobs with labels.
         encoders: the encoders to judge.
         by_source: whether each source is held out, too.
-        epochs: passes over the training jobs; the plan decides unless given.
-        seed: of folds, initialisation and order.
         progress: called with the current step and the share that is finished.
 
     Raises:
         DatasetError: when there are too few architectures to split.
     """
-    plans = [plan_of(encoder, seed, epochs) for encoder in encoders]
-    splits = [("family", pair) for pair in folds(data.groups, FOLDS, seed)]
+    plans = [plan_of(encoder) for encoder in encoders]
+    splits = [("family", pair) for pair in folds(data.groups, FOLDS, seed=0)]
     names = sorted(set(data.sources.tolist()))
     if by_source and len(names) > 1:
         for name in names:
