@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import cache
 from importlib import metadata
+from math import ceil
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +30,7 @@ from gpumemnet.predict.features import FEATURE_SCHEMA
 from gpumemnet.site.releases import SHIPPED, Registry
 
 from ..training.data import LabelledJobs
-from .collect import HELD_OUT_RULE, Collected, collect
+from .collect import HELD_OUT_RULE, HELD_OUT_SHARE, NEWEST_SHARE, Collected, collect
 from .gate import RULE, judge
 from .judging import (
     dataset_hashes,
@@ -43,6 +44,8 @@ from .release import Outcome, Request, RetrainingError, put_into_service
 
 FEWEST_ROWS: Final = 120
 """Fewest training rows of a candidate; a bound at 99 % needs 99."""
+FEWEST_OBSERVED_ROWS: Final = 20
+"""Fewest observed rows to train on that are worth a training where nothing else is new."""
 
 Progress = Callable[[str, float], None]
 
@@ -112,7 +115,11 @@ class _Retraining:
         request, rows = self._request, self._rows
         replaced = [one for one in self._champion if one.card.encoder in request.encoders]
         hashes = [file.sha256 for file in rows.files]
-        obstacle = _too_few(rows) or missing_comparison_data(replaced, rows, hashes)
+        obstacle = (
+            _too_few(rows)
+            or _nothing_new(rows, replaced)
+            or missing_comparison_data(replaced, rows, hashes)
+        )
         if not replaced:
             obstacle = "the champion has no model of this encoder: put a first one into the registry by hand"
         candidates: list[Bundle] = []
@@ -246,6 +253,27 @@ def _too_few(rows: Collected) -> str | None:
     if count >= FEWEST_ROWS:
         return None
     return f"{count} rows to train on are too few: {FEWEST_ROWS} are needed"
+
+
+def _nothing_new(rows: Collected, champion: Sequence[Bundle]) -> str | None:
+    """Why nothing can be learned from the observations, when the champion knows all other files.
+
+    Without this, a site's first few observations would cost minutes of training on data that the
+    champion was trained on.
+    """
+    count = int((rows.is_training & rows.is_observed & rows.data.is_measured).sum())
+    datasets = {*rows.data.sources[~rows.is_observed].tolist()}
+    if (
+        not rows.is_observed.any()
+        or count >= FEWEST_OBSERVED_ROWS
+        or not datasets <= {*known_files(champion, rows.data)}
+    ):
+        return None
+    missing = ceil((FEWEST_OBSERVED_ROWS - count) / (1 - HELD_OUT_SHARE) / (1 - NEWEST_SHARE))
+    return (
+        f"{count} observed rows to train on are too few: {FEWEST_OBSERVED_ROWS} are needed, which takes some {missing} "
+        "observations more, as a part of them is for judging only; the champion was trained on all other files"
+    )
 
 
 def _finished_report(path: Path, work: Path) -> Document | None:

@@ -224,6 +224,21 @@ def test_its_own_data_again_is_no_improvement(site: Site) -> None:
     assert [release.name for release in site.registry.releases()] == ["shipped", "first"]
 
 
+def test_too_few_observations_are_said_before_any_training(site: Site, tmp_path: Path) -> None:
+    export = dataset(tmp_path / "site.parquet", observed(measured(1, 9)))
+    status, said = site.run("--observations", export)
+    assert status == 10
+    assert "training" not in said.replace("to train on", "")
+    assert (
+        "1 observed rows to train on are too few: 20 are needed, which takes some 28 observations more"
+        in said
+    )
+    assert "the champion was trained on all other files" in report_of(said).read_text("utf-8")
+    new = dataset(tmp_path / "new.parquet", measured(200, 3))
+    status, said = site.run("--observations", export, "--dataset", new)
+    assert "training" in said  # there is something new beside the observations
+
+
 def test_without_the_champion_s_dataset_nothing_is_promoted(site: Site, tmp_path: Path) -> None:
     status, said = site.run(
         "--dataset", dataset(tmp_path / "new.parquet", measured(200, 3)), base=False
