@@ -125,6 +125,16 @@ def _lists(frame: FrameType) -> list[Any]:
     return list({id(each): each for each in values if type(each) in (list, dict)}.values())
 
 
+def fill_queues(steps: int, rounds: int) -> None:
+    """Add what ``rounds`` that a data loader has left out would to queues of a longest length, to which
+    each of the ``steps`` of training so far has added one entry."""
+    for each in gc.get_objects():
+        if type(each) is deque and each.maxlen is not None and 0 < len(each) == steps < each.maxlen:
+            entries = [*each]
+            _add(entries, 1, min(rounds, each.maxlen - steps))
+            each.extend(entries[steps:])
+
+
 def bytes_of_queues(recorder: Recorder) -> Counter[str]:
     """Return what queues of a longest length, such as memories of a replay, will hold more."""
     more, counted = Counter[str](), set[int]()

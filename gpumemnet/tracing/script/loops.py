@@ -57,7 +57,7 @@ from gpumemnet.tracing.script.counters import (
     Nowhere,
     Running,
 )
-from gpumemnet.tracing.script.gathered import Gathered, bytes_of_queues
+from gpumemnet.tracing.script.gathered import Gathered, bytes_of_queues, fill_queues
 from gpumemnet.tracing.script.longest_batch import largest_file, time_to_read
 from gpumemnet.tracing.script.read_values import type_of
 
@@ -322,9 +322,13 @@ class Loops:
                 break
         except StopIteration:
             self._met(loop)
-            if loop.ends_itself and place not in self.training and progress.is_cut():
+            if loop.ends_itself and progress.is_cut():
                 frame = sys._getframe(1)
-                gathered.end(frame, loop.rounds_left(frame, loop.ends_itself - loop.given))
+                left = loop.rounds_left(frame, loop.ends_itself - loop.given)
+                if place in self.training:
+                    fill_queues(steps, left)
+                else:
+                    gathered.end(frame, left)
         finally:
             # One that counts is near its own end, and not near that of a loop around it.
             counts = loop.given < 2 or loop.left is not None

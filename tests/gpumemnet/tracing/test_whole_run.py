@@ -911,6 +911,19 @@ for i in range(9999):
         1231 + 128 + WORKSPACE,
         "a queue of at most 9,000",
     ),
+    "queued": Case(  # small entries, by whose number something large is made
+        """
+from collections import deque
+model, rows = wide(1), deque(maxlen=90)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(9):
+    for x in DataLoader(torch.ones(400, 4096), 4):
+        y = model(x.cuda()); rows.append(y.detach()[:, :1].clone()); step(optimizer, y.mean())
+    table = torch.cat([*rows]) * torch.zeros(2**16).cuda(); del table
+""",
+        128 + 90,
+        129 + 90 + WORKSPACE,
+    ),
     "cycles": Case(  # copies by a counter of steps after each third epoch
         """
 model, kept, i = wide(1), [], 0
