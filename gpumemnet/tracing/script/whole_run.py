@@ -252,6 +252,8 @@ class Loaders:
         """Loader → how many batches it gave since the last step."""
         self._made: WeakKeyDictionary[AnyLoader, dict[str, Any]] = WeakKeyDictionary()
         """Those of the batches that were chosen which were made."""
+        self._passes = 2
+        """Batches that the last of the first steps took."""
         self.batches = self.epoch_batches = 0
         """How many batches were given, and how many an epoch has of the loader that gave the last."""
         self.number: int | None = None
@@ -265,6 +267,8 @@ class Loaders:
         self.is_over: bool | None = None
         """Once a library has trained for long enough: whether its loaders give no more, as no
         further optimizer was made."""
+        self._has_evaluated: bool | None = None
+        """From then on: whether another loader gave a batch; once, training has an epoch after it."""
         self.waiting_bytes = 0
         """The most that batches take which the workers of a loader have ready."""
 
@@ -273,6 +277,8 @@ class Loaders:
         self.giving, self.number = loader, None
         self.batches, self.epoch_batches = self.batches + 1, count
         self._gave[loader] = self._gave.get(loader, 0) + 1
+        if self.is_over and self._has_evaluated is None and not self.trains(loader):
+            self._has_evaluated = True
 
     def number_of(self, items: Any) -> int | None:
         """Return the number of the batch that ``items`` gave, if it is a loader's last one and comes
@@ -300,7 +306,8 @@ class Loaders:
         """A step of training ends: the loader that gave a batch last is one of training."""
         # Others than the last giver, which gave as often, gave their share of the batch.
         if self.giving is not None:
-            most = self._gave.get(self.giving)
+            most = self._gave.get(self.giving, 0)
+            self._passes = self._passes if self.goes_on() else max(most, 2)
             self._trained.update(each for each, times in self._gave.items() if times == most)
             self._gave.clear()
         if self._sizes and not self.goes_on():
@@ -321,7 +328,9 @@ class Loaders:
         time, say, would meet no other.  Evaluations are all alike: scripts compare them.
         """
         if self.is_over and self.trains(loader):
-            return []
+            if not self._has_evaluated:
+                return []
+            self._has_evaluated = False  # what the evaluation has left is there in this epoch
         if loader not in self.known:
             longest = last = beside = first = None
             seconds = self.seconds
@@ -355,7 +364,8 @@ class Loaders:
             return [*known]
         known = self.known[loader]
         of_training = [each for each in known if each[0] == _LONGEST]
-        return of_training * 2 if self.trains(loader) else [*known]
+        times = self._passes if self.is_over else 2
+        return of_training * times if self.trains(loader) else [*known]
 
     def made(self, loader: AnyLoader, what: str, numbers: Sequence[Any]) -> Any:
         """Return a batch that was chosen; samples can take long to read, so they are read once, as

@@ -1275,6 +1275,47 @@ def test_a_worker_of_the_trace_sends_more_tensors_than_files_may_be_open() -> No
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def test_what_an_evaluation_leaves_is_there_in_the_next_epoch_of_a_library(tmp_path: Path) -> None:
+    library = tmp_path / "site-packages" / "engines.py"
+    library.parent.mkdir()
+    library.write_text(
+        """
+class Engine:
+    def __init__(self, run): self.run_one, self.count = run, 0
+    def run(self, loader, epochs=1, after=int):
+        for _ in range(epochs):
+            for batch in loader:
+                self.count += 1
+                self.output = self.run_one(self, batch)
+            after()
+"""
+    )
+    script = """
+import sys
+from gpumemnet.tracing.script import observer
+observer.MORE_EVENTS = observer.MORE_SECONDS = 0
+sys.path.append(sys.path[0] + "/site-packages")
+from engines import Engine
+model = nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def update(engine, batch):
+    model(batch[0].cuda()).mean().backward()
+    if engine.count % 4 == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+def evaluate(engine, batch):
+    with torch.no_grad(): return model(batch[0].cuda()).repeat(1, 2**16)
+trainer, evaluator = Engine(update), Engine(evaluate)
+train = DataLoader(TensorDataset(torch.ones(200, 64)), 4)
+test = DataLoader(TensorDataset(torch.ones(16, 64)), 16)
+trainer.run(train, 3, lambda: evaluator.run(test))
+"""
+    (tmp_path / "train.py").write_text(HEAD + script)
+    answer = script_child.traced(tmp_path / "train.py")
+    later = {each["name"]: each["requested_bytes"] for each in answer["phases"]}
+    assert later["optimizer of a later step"] > 256 * MIB
+
+
 def test_loops_run_to_their_end_where_it_is_an_error_that_they_were_left(tmp_path: Path) -> None:
     script = """
 from gpumemnet.tracing.script import loops
