@@ -471,34 +471,48 @@ class _ShortAlarm:
         last: when it comes at the latest, on the monotonic clock.
         end: after how much CPU time of this process it comes.
         deadline: when that is, on the monotonic clock.
+        goes_on: called as it comes; returns whether another one was set.
     """
 
     last: float
     end: float
     deadline: float
+    goes_on: Callable[[FrameType | None], bool]
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         more = min(self.last - monotonic(), self.end - process_time())
         if _alarm_is_stopped:
             return
-        if more <= 0:
+        if more > 0:
+            signal.setitimer(signal.ITIMER_REAL, more, _REPEAT_SECONDS)
+        elif not self.goes_on(frame):
             raise DeadlineReached
-        signal.setitimer(signal.ITIMER_REAL, more, _REPEAT_SECONDS)
 
 
-def shorten_alarm(seconds: float) -> None:
+def shorten_alarm(seconds: float, goes_on: Callable[[FrameType | None], bool]) -> bool:
     """Let the alarm of this process come after so many seconds of its CPU time, in the place of
     another short one, and no later than the deadline: on a busy machine these take longer, up to
-    three times as long."""
+    three times as long.
+
+    Args:
+        seconds: these.
+        goes_on: called with the frame that runs as the alarm comes; returns whether it has set
+            another one, or raises an error of its own.
+
+    Returns:
+        Whether there is so much time.
+    """
     known = signal.getsignal(signal.SIGALRM)
     left = signal.getitimer(signal.ITIMER_REAL)[0] or math.inf
     deadline = known.deadline if isinstance(known, _ShortAlarm) else monotonic() + left
     last = min(deadline, monotonic() + 3 * seconds)
+    has_time = deadline - monotonic() > seconds
     with suppress(ValueError):  # not in the main thread
-        if deadline - monotonic() > seconds:
-            alarm = _ShortAlarm(last, process_time() + seconds, deadline)
+        if has_time:
+            alarm = _ShortAlarm(last, process_time() + seconds, deadline, goes_on)
             signal.signal(signal.SIGALRM, alarm)
             signal.setitimer(signal.ITIMER_REAL, seconds, _REPEAT_SECONDS)
+    return has_time
 
 
 @contextmanager

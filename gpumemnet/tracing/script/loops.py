@@ -33,7 +33,7 @@ from pathlib import Path
 from threading import current_thread, main_thread
 from time import process_time
 from traceback import walk_tb
-from types import CodeType, GeneratorType
+from types import CodeType, FrameType, GeneratorType
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -42,6 +42,7 @@ import torch
 from torch import nn
 from torch.utils.data import get_worker_info
 
+from gpumemnet.sandbox.process import DeadlineReached, shorten_alarm
 from gpumemnet.sandbox.user_code import fault_sentence, is_user_code
 from gpumemnet.torch_private.names import sees_functions
 from gpumemnet.torch_private.script import TRAINING_FILES
@@ -56,6 +57,7 @@ from gpumemnet.tracing.script.counters import (
     Counters,
     Nowhere,
     Running,
+    makes_sample,
 )
 from gpumemnet.tracing.script.gathered import Gathered, bytes_of_queues, fill_queues
 from gpumemnet.tracing.script.longest_batch import largest_file, time_to_read
@@ -74,7 +76,8 @@ _CALM_ROUNDS: Final = 16
 """Rounds that bring nothing new, after which a loop may be left that does not train."""
 _CALM_ROUNDS_OF_TRAINING: Final = 3
 _MANY: Final = 8
-"""Rounds that must be left of such a loop whose rounds each make an optimizer, for it to be left."""
+"""Rounds that must be left of such a loop whose rounds each make an optimizer, for it to be left, and
+how often the time goes on after a statement on the host was ended."""
 _COMPUTING: Final = ("builtins", "gpumemnet", "numpy", "scipy", "torch", "PIL")
 """Packages whose errors tell that something cannot be computed; others steer a run by theirs."""
 _MOST_ERRORS: Final = 200
@@ -93,6 +96,8 @@ _READ_SECONDS: Final = 3.0
 """CPU time to make the batches that are left of a loop, of which the largest is wanted."""
 _MOST_ROUNDS: Final = 100_000
 """Rounds among which the last one of an endless loop is looked for."""
+_HOST_SECONDS: Final = 0.5
+"""CPU time without anything on the GPU, after which a statement is taken to run on the host alone."""
 _REST_SECONDS: Final = 2.0
 """CPU time of the rounds that are left of a loop, below which it goes on: code after it may look up
 what its last round gave."""
@@ -154,6 +159,12 @@ class Loops:
         self.errors: dict[str, bool] = {}
         """Errors after which the run went on → whether they may be only of the trace."""
         self._errors_left = _MOST_ERRORS
+        self._late = -1, 0
+        """As time was up last: events so far, and statements on the host that were ended in a row."""
+        self._outer = 0
+        """How many calls of such a one the error passes before it ends a statement."""
+        self._probes = 1
+        """How often the time may still go on."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Nowhere, ()  # datasets hashes functions with what they name
@@ -487,11 +498,41 @@ class Loops:
         trains = torch.is_grad_enabled() and not files.isdisjoint(TRAINING_FILES)
         if steers or trains or isinstance(error, StopIteration) or not self._errors_left:
             return False
+        if isinstance(error, TimeoutError) and self._outer:
+            self._outer -= 1
+            return False
         self._errors_left -= 1
         # Where a condition was turned, what it leads to may not find what it needs.
         may_be_of_trace = self._progress.has_trained or bool(self._counters.turned)
         self.errors.setdefault(fault_sentence(error), may_be_of_trace)
         return True
+
+    def goes_on(self, frame: FrameType | None) -> bool:
+        """Called as time is up: whether the run goes on for a while, because it may be on the host
+        alone that it computes for long, such as to draw pictures.
+
+        If so, a statement of the user's ends with an error, after which the run goes on; the next
+        time, as nothing has run on the GPU in between, the one that has called it.
+        """
+        (before, ended), now = self._late, self._recorder.now()
+        if not self._progress.has_trained or makes_sample():
+            return False
+        if now != before:
+            self._late = now, 0
+            self._probes = _MANY if ended else self._probes - 1
+            return self._probes >= 0 and shorten_alarm(
+                _SLOW_SECONDS if self._probes else _HOST_SECONDS, self.goes_on
+            )
+        while frame is not None and not is_user_code(file := frame.f_code.co_filename):
+            if "gpumemnet" in file or "/torch/" in file:  # it may not be ended there
+                return shorten_alarm(_HOST_SECONDS / 10, self.goes_on)
+            frame = frame.f_back
+        if not shorten_alarm(_SLOW_SECONDS, self.goes_on):
+            return False
+        self._late, self._outer = (before, ended + 1), ended
+        error = TimeoutError("it computes on the host for longer than a trace takes")
+        error.__context__ = DeadlineReached()  # where no statement ends by it, the trace does
+        raise error
 
     def changed(self, tree: ast.Module, path: str) -> ast.Module:
         """Return the code of a file as it runs in a trace."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+import re
 import weakref
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
-from math import inf
+from math import inf, prod
 from time import process_time
 from typing import Any, Final
 from unittest.mock import patch
@@ -522,7 +523,7 @@ class ScriptObserver:
             self.progress.has_stepped = True
             self.seen()
             self._end = self._boundaries + MORE_STEPS
-            shorten_alarm(self.more_seconds)
+            shorten_alarm(self.more_seconds, self.loops.goes_on)
         self._end_whole_run(self._boundaries >= self._end)
         self.recorder.begin_step()
 
@@ -563,7 +564,8 @@ class ScriptObserver:
         slow = min(REST_STEPS * self._least_step[0], REST_STEPS // 2 * self.more_seconds)
         seconds = max(min(REST_SECONDS, self.more_seconds), slow) or REST_SECONDS
         # An evaluation may have trained a probe, before the script trains its network.
-        shorten_alarm(seconds * (_BEFORE if self.optimizers.largest_waits else 1))
+        seconds *= _BEFORE if self.optimizers.largest_waits else 1
+        shorten_alarm(seconds, self.loops.goes_on)
 
     def _gives(self, what: str) -> None:
         """A data loader gives a batch that was chosen: the next step trains on it."""
@@ -576,15 +578,20 @@ class ScriptObserver:
             return self._whole
         left, sentences = self.optimizers.left(self._boundaries)
         sentences = [*self.loaders.unread, *sentences]
-        shapes: defaultdict[Any, dict[str, None]] = defaultdict(dict)  # by what trains on them
+        shapes = defaultdict[Any, Counter[str]](Counter)  # by what trains on them
         for step, each in self.shapes.items():
             if step not in self.step_names:
-                shapes[self.optimizers.steppers(step)][each] = None
-        different = [*max(shapes.values(), key=len, default={})]
+                shapes[self.optimizers.steppers(step)][each] += 1
+        different = max(shapes.values(), key=len, default=Counter())
         is_met = self.loops.met_longest or "the longest batch" in self.step_names.values()
+        # Where most have the largest, the others are the last of an epoch.
+        largest = max(
+            different, key=lambda each: prod(map(int, re.findall(r"\d+", each))), default=""
+        )
+        is_met |= 2 * different[largest] > different.total()
         if len(different) > 1 and (self.loaders.has_drawn or not is_met):
             sentences.append(
-                f"batches have different shapes ({'; '.join(different[:3])}): "
+                f"batches have different shapes ({'; '.join([*different][:3])}): "
                 "the largest that was seen counts, and a larger one takes more"
             )
         for optimizer in self.optimizers:

@@ -28,7 +28,7 @@ def test_a_later_request_has_what_earlier_ones_left() -> None:
 def stop_and_go_on(request: dict[str, float]) -> str:
     """Compute on once the alarm was stopped, and something would have shortened it."""
     stop_alarm()
-    shorten_alarm(0.1)
+    shorten_alarm(0.1, bool)
     end = process_time() + request["seconds"]
     while process_time() < end:
         pass

@@ -1223,6 +1223,29 @@ for i in range(100): step(optimizer, model(torch.ones(2, 4096).cuda()).mean())
     assert answer["requested_bytes"] > 256 * MIB
 
 
+def test_what_computes_on_the_host_for_long_takes_no_time_from_what_follows(tmp_path: Path) -> None:
+    script = """
+import re
+data = torch.ones(139, 4096)
+model = wide(1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def frame(match):
+    sum = [*map(abs, range(9999))]
+    return ""
+def draw(): return re.sub("a", frame, "a" * 10**6)  # as a library draws frames by a user's function
+for epoch in range(100):
+    for i in range(0, 139, 2): step(optimizer, model(data[i:i + 2].cuda()).mean())  # one at last
+    if epoch == 0: draw()
+    if epoch == 90: torch.ones(2**28).cuda()
+"""
+    (tmp_path / "train.py").write_text(HEAD + script)
+    answer = script_child.traced(tmp_path / "train.py", more_seconds=1.0)
+    assert answer["requested_bytes"] > 1024 * MIB
+    notes = " ".join(answer["notes"])
+    assert "TimeoutError: it computes on the host for longer" in notes
+    assert "different shapes" not in notes
+
+
 def test_objects_have_the_shapes_of_their_tensors_and_larger_batches_are_no_growth(
     tmp_path: Path,
 ) -> None:
