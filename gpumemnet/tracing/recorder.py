@@ -237,7 +237,7 @@ class Recorder(DispatchMode):
 
     def keep(self, between: Sequence[int], size_bytes: int, at: int | None = None) -> None:
         """Record that as many bytes more are held as long as the largest storage that was allocated
-        between two events, and is held now.
+        between two events, and is held now; to the end, if none is.
 
         Args:
             between: the two events.
@@ -245,10 +245,10 @@ class Recorder(DispatchMode):
             at: index of the event before which they were allocated; now by default.
         """
         held = self._references.keys() & self._events[slice(*between)]
-        if held and size_bytes:
-            number = max(held, key=lambda each: self._storages[each].size_bytes)
-            made = self._storages[number]._replace(size_bytes=size_bytes, bound_bytes=size_bytes)
-            self._held_with[number].append(self._add(made, "buffer", at))
+        if self._references and size_bytes:
+            like = max(held or self._references, key=lambda each: self._storages[each].size_bytes)
+            made = self._storages[like]._replace(size_bytes=size_bytes, bound_bytes=size_bytes)
+            self._held_with[like if held else -1].append(self._add(made, "buffer", at))
             self._live_bytes += size_bytes
 
     def requested(self, tensor: Tensor, operator: str) -> None:

@@ -151,8 +151,10 @@ class _Changing(ast.NodeTransformer):
         returns = any(getattr(each, "value", None) for each in exits)
         only_returns = returns and not any(isinstance(each, ast.Break) for each in exits)
         conditions = [each for each in exits if isinstance(each, ast.If)]
-        if conditions:  # the one that does most before the end
-            self._ends[max(conditions, key=lambda each: len(ast.unparse(each)))] = self._place(node)
+        # The ends are in the list, too. One that returns may be of a failure, or a limit.
+        is_sure = len(conditions) == 1 or not any(isinstance(each, ast.Return) for each in exits)
+        if is_ended := is_sure and len(exits) == 2 * len(conditions) > 0:
+            self._ends[min(conditions, key=lambda each: each.lineno)] = self._place(node)
         with patch.object(self, "_scope", self._place(node)):
             for each in (node.body, node.orelse):
                 each[:] = map(self.visit, each)
@@ -162,8 +164,8 @@ class _Changing(ast.NodeTransformer):
         test = ast.If(ast.UnaryOp(ast.Not(), node.test), [ast.Break()], [])
         body = [ast.copy_location(test, node.test), *_counted(node), *node.body]
         items = (
-            (ast.parse("iter(int, 1)", mode="eval").body, ast.Constant(bool(conditions)))
-            if conditions or only_returns
+            (ast.parse("iter(int, 1)", mode="eval").body, ast.Constant(is_ended))
+            if is_ended or only_returns
             else ()
         )
         loop = ast.For(ast.Name("_round", ast.Store()), self._rounds(node, *items), body, [])
@@ -211,11 +213,12 @@ class _Changing(ast.NodeTransformer):
                         self._bests[each] = ast.Constant(None) if is_named else score
         node.test = self.visit(node.test)
         if is_amount:
-            loop = self._ends.get(node, "")
-            leaves &= not loop
-            due: ast.expr = _call(DUE, ast.Constant(place), ast.Constant(loop))
+            due: ast.expr = _call(DUE, ast.Constant(place))
             kind, due = (ast.And(), ast.UnaryOp(ast.Not(), due)) if leaves else (ast.Or(), due)
             node.test = ast.copy_location(ast.BoolOp(kind, [due, node.test]), node.test)
+            if node in self._ends:
+                ended = _call(DUE, ast.Constant(place), ast.Constant(self._ends[node]))
+                node.test = ast.copy_location(ast.BoolOp(ast.Or(), [ended, node.test]), node.test)
         self._leaves = False
         for each in (node.body, node.orelse):
             each[:] = map(self.visit, each)

@@ -286,6 +286,8 @@ class GpuRequests(TorchFunctionMode):
             self._observer.deferred(result)
             return result
         if device is not None and stands_for_gpu(device):
+            if getattr(named.get("generator"), "device", GPU).type != GPU.type:  # as PyTorch says
+                raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
             named["device"] = _META
             named.pop("pin_memory", None)
             result = func(*args, **named)

@@ -92,6 +92,8 @@ _MOST_SECONDS: Final = 60.0
 """The same for one that is in no other loop: all that trains may be left with it."""
 _LESS_SECONDS: Final = 1.0
 """The same after the first steps."""
+_PATIENCE: Final = 6
+"""So many times longer goes such a loop where leaving it led to an error."""
 _READ_SECONDS: Final = 3.0
 """CPU time to make the batches that are left of a loop, of which the largest is wanted."""
 _MOST_ROUNDS: Final = 100_000
@@ -269,7 +271,8 @@ class Loops:
                         progress.has_stepped and loop.ends_itself
                     )
                     is_over = spent > seconds and (is_early or is_calm) and ends is not False
-                    is_over = is_over and (progress.has_stepped or not self.is_patient())
+                    if is_over and not progress.has_stepped and self.is_patient():
+                        is_over = spent > _PATIENCE * seconds
                     if is_over and isinstance(numbers, range | list | tuple):
                         left = len(numbers) - loop.given
                         is_over = is_early or left * (second - before[0]) > _REST_SECONDS
@@ -304,7 +307,7 @@ class Loops:
                         leaving = range(number + apart, len(numbers) + 1, apart)
                         run = sum(each > len(numbers) - 2 for each in leaving) * is_range
                         all_bytes = end + len(leaving) * grown
-                        self.kept[place] += len(leaving) * grown
+                        self.kept[place] = max(self.kept[place], len(leaving) * grown)
                         self._recorder.keep(
                             loop.grown[-3:-1], (len(leaving) - run) * grown, before[3]
                         )
@@ -446,10 +449,10 @@ class Loops:
         self.queues = bytes_of_queues(self._recorder)
 
     def due(self, place: str, loop: str = "") -> bool:
-        """Whether a condition is as it is later, because the script waits for it to train, or it ends
-        a ``loop`` that is left."""
-        if loop and [each.leaving for each in self._running[-1:]] == [loop]:
-            return True
+        """Whether a condition is as it is later, because the script waits for it to train; of one that
+        ends a ``loop``, whether that is left."""
+        if loop:
+            return [each.leaving for each in self._running[-1:]] == [loop]
         is_due = self._waits and not self._progress.has_stepped and self._may_train(place)
         is_due = is_due and not self.is_patient()
         if is_due:

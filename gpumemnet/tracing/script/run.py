@@ -519,10 +519,11 @@ def _shown(
     if observer.is_lower_bound and not observer.has_stepped:
         timeline = up_to_peak(timeline)
     growth = grown_bytes(timeline)
-    if whole is not None and (gathered := whole.filling_bytes + sum(whole.kept.values())):
+    largest = 0 if whole is None else max(whole.kept.values(), default=0)
+    if whole is not None and (gathered := whole.filling_bytes + largest):
         told = {**whole.queues, **{f"what rounds of {each} leave": 0 for each in whole.kept}}
         values.note_once(
-            f"the script gathers on the GPU for longer than was traced, and {gathered / MIB:,.0f} MiB more are counted, "
+            f"the script gathers on the GPU for longer than was traced, and at least {gathered / MIB:,.0f} MiB more are counted, "
             f"as {'; '.join(told or whole.full)} tells"
         )
     elif (

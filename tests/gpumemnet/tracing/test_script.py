@@ -105,6 +105,11 @@ _CHAIN = "line 4: KeyError: 'depth'; this led to ValueError: no such model"
         ),
         ("try:\n  {}['task']\nexcept KeyError:\n  raise SystemExit(0)", "sys.exit(0)"),
         ("import torch._six", "a part of another version of 'torch'"),
+        (  # as in a loader that shuffles
+            "import torch\ntorch.set_default_tensor_type('torch.cuda.FloatTensor')\n"
+            "torch.randperm(4, generator=torch.Generator())",
+            "Expected a 'cuda' device type for generator",
+        ),
         ("this is no python", "is no valid Python"),
         (
             "import torch\ntorch.distributed.init_process_group('nccl')",

@@ -911,6 +911,17 @@ for i in range(9999):
         1231 + 128 + WORKSPACE,
         "a queue of at most 9,000",
     ),
+    "merged": Case(  # all that rounds keep is one tensor
+        """
+model, memory = wide(1), torch.empty(0, 4096).cuda()
+for task in range(90):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for i in range(9): step(optimizer, model(torch.ones(2**15, 4096).cuda()).mean())
+    memory = torch.cat([memory, torch.zeros(2**9, 4096).cuda()])
+""",
+        89 * 8 + 2 * 64 + 2 * 512 + 96,
+        89 * 8 + 2 * 64 + 2 * 512 + 128,  # and what sums the bias' gradient
+    ),
     "queued": Case(  # small entries, by whose number something large is made
         """
 from collections import deque
@@ -1342,7 +1353,8 @@ trainer.run(train, 3, lambda: evaluator.run(test))
 def test_loops_run_to_their_end_where_it_is_an_error_that_they_were_left(tmp_path: Path) -> None:
     script = """
 from gpumemnet.tracing.script import loops
-loops._SECONDS = loops._MORE_SECONDS = loops._MOST_SECONDS = loops._REST_SECONDS = 0
+loops._SECONDS = loops._MORE_SECONDS = loops._MOST_SECONDS = loops._REST_SECONDS = 1e-6
+loops._PATIENCE = 10**9
 model = nn.Linear(256, 256).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 seen = {}
