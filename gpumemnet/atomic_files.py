@@ -84,6 +84,10 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     Raises:
         OSError: when the file system refuses.
     """
+    if path.exists() and not path.is_file():  # such as /dev/stdout, which nothing may replace
+        with path.open("wb") as stream:
+            yield stream
+        return
     with tempfile.NamedTemporaryFile(
         dir=path.parent, prefix=STAGING_PREFIX, delete=False
     ) as stream:

@@ -256,6 +256,8 @@ class SavedFiles:
         if is_real and not self._is_gpu_used():
             self._write(value, file)
             return
+        if is_path and (path.is_char_device() or path.is_fifo()):
+            return  # such as /dev/null, which another file would take the place of
         folder = path.parent if is_path else None
         handle, name = tempfile.mkstemp(".tmp", ".torch-save-", folder)
         os.close(handle)

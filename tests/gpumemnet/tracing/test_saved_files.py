@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,18 @@ def test_a_trace_that_crashed_leaves_no_folder_in_the_way_of_the_next(
     text = "\n".join(lines).replace("torch.save", f"{ends}\n    torch.save")
     Path("train.py").write_text(text.replace("for _", "larger = None\nfor _"))
     assert trace_script("train.py").requested_bytes > 2**24
+
+
+def test_what_is_saved_to_a_pipe_or_a_device_takes_no_place_of_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "train.py").write_text(
+        "import torch\nmodel = torch.nn.Linear(8, 8).cuda()\n"
+        f"torch.save(model.state_dict(), {str(tmp_path / 'pipe')!r})\n"
+        "optimizer = torch.optim.SGD(model.parameters())\n"
+        "for _ in range(2): model(torch.ones(4, 8).cuda()).sum().backward(); optimizer.step()\n"
+    )
+    assert traced(tmp_path / "train.py")["batch_size"] == 4
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_what_was_saved_is_noted(answer: Any) -> None:
