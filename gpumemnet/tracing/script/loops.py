@@ -156,6 +156,8 @@ class Loops:
         """Whether a loop runs for long that may train later."""
         self.is_patient: Callable[[], bool] = bool
         """Whether no loop is left before the first steps; called when one is about to be."""
+        self.has_read: Callable[[], bool] = bool
+        """Whether the script has read values that nothing computes."""
         self.hurried: dict[str, None] = {}
         """Conditions that were decided as they are later, so that such a loop trains."""
         self.errors: dict[str, bool] = {}
@@ -468,9 +470,9 @@ class Loops:
         return max(counter, limit + more - loop.left) if loop.left else counter
 
     def was_cut(self) -> bool:
-        """Whether a loop or data loader was left, so that an assertion holds that no code of the user's
-        handles."""
-        is_left = self._has_left or self._progress.is_cut()
+        """Whether a loop or data loader was left, or values were read, so that an assertion holds that
+        no code of the user's handles."""
+        is_left = self._has_left or self._progress.is_cut() or self.has_read()
         return is_left and not is_guarded(sys._getframe(1), AssertionError, also_told=False)
 
     def continues_after_error(self) -> bool:

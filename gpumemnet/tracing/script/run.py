@@ -340,6 +340,7 @@ def run_script(call: ScriptCall) -> ScriptRun:
     )
     values.is_still = observer.loops.is_still
     observer.loops.is_patient = lambda: assumed().is_patient
+    observer.loops.has_read = lambda: bool(values.sentences)
     observer.recorder.begin("build")
     file = call.script
 

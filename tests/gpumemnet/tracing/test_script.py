@@ -151,6 +151,16 @@ def test_what_is_trained_on_the_host_before_the_model(tmp_path: Path) -> None:
     assert any("loops were left" in note and "line 8" in note for note in answer["notes"])
 
 
+def test_an_assertion_about_values_that_were_read_holds(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        BEGIN + "nodes = [object() for _ in range(9)]\n"
+        "first, second = model(torch.ones(2, 8).cuda()).argmax(1).tolist()\n"
+        "assert nodes[first] is not nodes[second]\n" + TRAIN
+    )
+    assert traced(script)["parts"]["parameter"] == 4 * (64 + 8)
+
+
 def test_parameters_are_halved_that_are_trained_by_hand(tmp_path: Path) -> None:
     script = tmp_path / "by_hand.py"
     script.write_text(
