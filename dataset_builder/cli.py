@@ -3,6 +3,7 @@ exit code 2."""
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Sequence
@@ -13,16 +14,16 @@ from typing import Annotated, Final
 
 import typer
 
+from gpumemnet.atomic_files import write_output
 from gpumemnet.cli.commands import run
 from gpumemnet.cli.options import AsJson
-from gpumemnet.cli.output import print_result, progress_bar
-from gpumemnet.errors import MeasurementError
+from gpumemnet.cli.output import check_writable, print_result, progress_bar
 from gpumemnet.job.dataset import write_dataset
 from gpumemnet.site.implausible_rows import implausible_rows
 from gpumemnet.units import format_bytes
 
 from .measure.campaign import RunSettings, Tally, run_campaign
-from .measure.gpu_process import probe_device, write_profile
+from .measure.gpu_process import probe_device
 from .measure.journal import Journal, Settings
 from .measure.nvml import visible_meters
 from .merge import merge_datasets, read_source
@@ -167,11 +168,10 @@ def probe_gpu(
 
     Reads its CUDA context after training steps, and the workspace of cuBLAS.
     """
+    check_writable(out)
     [meter, *_] = visible_meters()
-    if not out.absolute().parent.is_dir():
-        raise MeasurementError(f"{out} cannot be written: there is no such folder")
     document = probe_device(meter)
-    write_profile(document, out)
+    write_output(out, (json.dumps(document, indent=1) + "\n").encode())
     found = document["profile"]
     text = (
         f"context after training steps: {format_bytes(found['context_bytes'])}\n"

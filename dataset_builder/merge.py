@@ -33,7 +33,12 @@ class Row:
     measurement: Measurement
 
     def __str__(self) -> str:
-        return f"{self.source} row {self.number}"
+        one, outcome = self.measurement, self.measurement.status
+        if one.label_bytes is not None:
+            outcome = format_bytes(one.label_bytes)
+        elif outcome == "oom":
+            outcome = f"out of memory with {format_bytes(one.capacity_bytes)} free"
+        return f"{self.source} row {self.number} ({outcome})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +105,7 @@ def merge_datasets(
     for group in groups.values():
         best = min(group, key=_rank)
         contradicting = [row for row in group if _contradicts(best.measurement, row.measurement)]
-        conflicts += [
-            f"{best} ({_outcome(best)}) contradicts {row} ({_outcome(row)})"
-            for row in contradicting
-        ]
+        conflicts += [f"{best} contradicts {row}" for row in contradicting]
         first = next(row for row in group if row is best or row in contradicting)
         kept.add(id(first))
     for conflict in conflicts:
@@ -133,14 +135,3 @@ def _contradicts(best: Measurement, other: Measurement) -> bool:
     if other.label_bytes is not None:
         return abs(other.label_bytes - label) > LABEL_TOLERANCE_BYTES
     return other.status == "oom" and label + LABEL_TOLERANCE_BYTES < other.capacity_bytes
-
-
-def _outcome(row: Row) -> str:
-    one = row.measurement
-    if one.label_bytes is not None:
-        return format_bytes(one.label_bytes)
-    return (
-        f"out of memory with {format_bytes(one.capacity_bytes)} free"
-        if one.status == "oom"
-        else one.status
-    )

@@ -23,7 +23,7 @@ import numpy as np
 
 from gpumemnet.atomic_files import Document, from_json
 from gpumemnet.errors import InvalidRequestError, ServiceError, check_installed
-from gpumemnet.job.json_codec import job_to_dict
+from gpumemnet.job.json_codec import job_to_dict, observed_document
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.distribution import BinScheme, bins_of_width
 from gpumemnet.predict.gpu_fit import Fit
@@ -249,12 +249,8 @@ class Client:
         Raises:
             ServiceError: as :meth:`predict`.
         """
-        members = {**observed}
-        if observed.get("job") is not None:
-            members["job"] = job_to_dict(observed["job"])
-        if observed.get("observed_at") is not None:
-            members["observed_at"] = observed["observed_at"].isoformat()
-        return self._ask("/v1/observations", lambda document: {**document}, _given(members))
+        document = observed_document(observed)
+        return self._ask("/v1/observations", lambda answer: {**answer}, document)
 
     def close(self) -> None:
         """Close the connections."""

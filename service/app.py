@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Final
 
@@ -169,38 +169,31 @@ def create_app(settings: Settings) -> FastAPI:
     return app
 
 
-@dataclass(eq=False)
-class Repeated:
-    """Calls a function in a thread of its own until it is stopped; the thread survives errors.
+class Repeated(threading.Thread):
+    """A thread that calls a function until it is stopped, and survives its errors; start it in the
+    process that serves.
 
-    Attributes:
+    Args:
         name: name of the thread.
         seconds: pause before each call.
         action: the function.
     """
 
-    name: str
-    seconds: float
-    action: Callable[[], None]
-    _stopping: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Start the thread; call it in the process that serves."""
-        self._stopping.clear()
-        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
-        self._thread.start()
+    def __init__(self, name: str, seconds: float, action: Callable[[], None]) -> None:
+        super().__init__(name=name, daemon=True)
+        self._seconds, self._action = seconds, action
+        self._stopping = threading.Event()
 
     def stop(self) -> None:
         """Stop the thread, and wait a moment until it has ended."""
         self._stopping.set()
-        if self._thread is not None:
-            self._thread.join(STOP_SECONDS)
+        self.join(STOP_SECONDS)
 
-    def _run(self) -> None:
-        while not self._stopping.wait(self.seconds):
+    def run(self) -> None:
+        """Call the function again and again."""
+        while not self._stopping.wait(self._seconds):
             try:
-                self.action()
+                self._action()
             except Exception:
                 logger.exception("%s failed", self.name)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -17,7 +16,7 @@ from gpumemnet.cli.options import AsJson, Bundles, RegistryFolder, input_file
 from gpumemnet.cli.output import print_result
 from gpumemnet.client import API_KEY_VARIABLE, Client
 from gpumemnet.errors import ServiceError
-from gpumemnet.site.observations import Observation, listed
+from gpumemnet.site.observations import OBSERVATION_FIELDS, Observation, listed
 from gpumemnet.site.sacct import Skipped, read_sacct
 
 from .api.access import SCOPES, new_key
@@ -187,7 +186,7 @@ def _send(
             if isinstance(one, Skipped):
                 skipped[one.reason].append(one.job_id or one.location)
                 continue
-            observed: Any = {each.name: getattr(one, each.name) for each in fields(one)}
+            observed: Any = {name: getattr(one, name) for name in OBSERVATION_FIELDS}
             try:
                 answer = client.observe(**observed)
             except ServiceError as error:

@@ -19,14 +19,13 @@ from prometheus_client import Counter, Gauge
 from gpumemnet.errors import BundleError, InvalidRequestError, RegistryError
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import job_from_dict
-from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.bundle import Bundle, load_bundles
 from gpumemnet.predict.features import FEATURE_NAMES
 from gpumemnet.predict.predictor import BundleModel, ModelGpu, Predictor
 from gpumemnet.site.releases import SHIPPED, Aliases, Registry, release_digest
 from gpumemnet.units import MIB
 
-from .api.examples import EXAMPLE_JOBS, as_totals
+from .api.examples import EXAMPLE_JOBS
 from .api.predictions import PredictionApi, Recorder
 
 FOLLOW_SECONDS: Final = 1.0
@@ -102,24 +101,17 @@ class ServedRelease:
         else:
             self._put(CONFIGURED if bundles else SHIPPED, self._tested(load_bundles(*bundles)))
 
-    @property
-    def release(self) -> str:
-        """The name of the served release."""
-        return self.api.release
-
     def follow(self) -> None:
         """Serve the release that the registry's aliases name.
 
         A champion that cannot be loaded or fails its self-test is reported, and the current release
         stays.  It is tried again when the aliases change, and every :data:`RETRY_LOOKS` calls.
         """
-        if self.registry is None:
-            return
         self._looks += 1
         try:
             aliases = self._read_aliases()
             is_same, self._aliases = aliases == self._aliases, aliases
-            is_served = aliases.champion == self.release
+            is_served = aliases.champion == self.api.release
             if is_same and self._looks % RETRY_LOOKS:
                 if is_served:
                     self._report(None)
@@ -186,7 +178,7 @@ class ServedRelease:
         if failure is not None and failure != self.failure:
             logger.error(
                 "the registry's champion cannot be served, %s is served instead: %s",
-                self.release,
+                self.api.release,
                 failure,
             )
         self.failure = failure
@@ -248,12 +240,12 @@ def check_golden(predictor: Predictor) -> None:
 
 
 def _check(model: BundleModel, model_gpu: ModelGpu, family: str) -> None:
-    described = {"layers": EXAMPLE_JOBS[family]}
+    described = {"layers": JobTable.from_jobs((job_from_dict(EXAMPLE_JOBS[family]),))}
     if not model.needs_layers:
-        described["totals"] = as_totals(EXAMPLE_JOBS[family])
-    for name, document in described.items():
+        described["totals"] = described["layers"].without_layers()
+    for name, table in described.items():
         try:
-            problem = _problem(model, model_gpu, job_from_dict(document))
+            problem = _problem(model, model_gpu, table)
         except Exception as error:  # onnxruntime and numpy may raise any exception
             problem = f"is not answered ({type(error).__name__}: {error})"
         if problem:
@@ -263,8 +255,7 @@ def _check(model: BundleModel, model_gpu: ModelGpu, family: str) -> None:
             )
 
 
-def _problem(model: BundleModel, model_gpu: ModelGpu, job: TrainingJob) -> str | None:
-    table = JobTable.from_jobs((job,))
+def _problem(model: BundleModel, model_gpu: ModelGpu, table: JobTable) -> str | None:
     features = model.features(table, model_gpu)
     answer = model.run(table, features)
     amounts = (answer.expected_bytes, answer.bounds_bytes)

@@ -113,10 +113,7 @@ def rounded(width: float, granule: int) -> int:
 def norm_groups(channels: int) -> int:
     """Groups of a group norm: 32, the default of its authors (Wu & He, arXiv 1803.08494), or as
     many as divide the channels."""
-    groups = MAX_NORM_GROUPS
-    while channels % groups:
-        groups //= 2
-    return groups
+    return math.gcd(MAX_NORM_GROUPS, channels)
 
 
 def spread(blocks: int, stages: int, profile: str) -> tuple[int, ...]:

@@ -81,14 +81,9 @@ class Tally:
     statuses: Counter[str] = field(default_factory=Counter)
 
     @property
-    def finished(self) -> int:
-        """Jobs that this run has finished."""
-        return self.statuses.total()
-
-    @property
     def progress(self) -> tuple[str, float]:
         """What is done, in words, and as a share of the jobs or of the time, whichever is larger."""
-        done = self.before + self.finished
+        done = self.before + self.statuses.total()
         counts = "".join(f", {count:,} {status}" for status, count in self.statuses.items())
         share = max(done / self.total, (time.monotonic() - self.started) / self.budget_seconds)
         return f"{done:,} of {self.total:,} jobs{counts}", min(share, 1.0)

@@ -7,7 +7,6 @@ a process starts in milliseconds.  It waits after every phase until NVML has bee
 from __future__ import annotations
 
 import contextlib
-import json
 import multiprocessing
 import os
 import pkgutil
@@ -19,7 +18,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.atomic_files import Document, replace_file
+from gpumemnet.atomic_files import Document
 from gpumemnet.errors import MeasurementError
 from gpumemnet.gpu import PROFILE_FORMAT, PROFILE_VERSION
 from gpumemnet.job.measurement import Phase
@@ -271,15 +270,3 @@ def _run_probe(meter: NvmlMeter, request: Mapping[str, Any]) -> GpuProcess:
     if outcome.get("status") != "ok":
         raise MeasurementError(f"a process could not use the GPU: {outcome.get('reason')}")
     return probe
-
-
-def write_profile(document: Mapping[str, Any], path: Path) -> None:
-    """Write a profile's document as JSON, atomically.
-
-    Raises:
-        MeasurementError: when the file cannot be written.
-    """
-    try:
-        replace_file(path, (json.dumps(document, indent=1) + "\n").encode())
-    except OSError as error:
-        raise MeasurementError(f"{path} cannot be written: {error.strerror}") from None

@@ -1,8 +1,7 @@
 """Readings of GPUs and processes from the driver, through NVML; no other module reads it.
 
-Design facts: version 1 of the memory call counts driver-reserved memory as used, so one version is
-kept for a whole dataset;
-inside containers the process ids are the host's; a MIG parent's handle gives aggregates and is
+Design facts: version 1 of the memory call counts driver-reserved memory as used, so version 2 is
+called, which all drivers for CUDA 12 have; inside containers the process ids are the host's; a MIG parent's handle gives aggregates and is
 never used.
 """
 
@@ -31,12 +30,14 @@ class Gpu:
         name: the driver's name.
         driver: the driver's version.
         total_bytes: its memory.
+        index: the driver's number of the physical GPU.
     """
 
     uuid: str
     name: str
     driver: str
     total_bytes: int
+    index: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,6 @@ class NvmlMeter:
         self.provenance = "stand_in" if gpu.driver == STAND_IN_DRIVER else "measured"
         self._nvml = nvml
         self._handle = handle
-        self._memory_version = _memory_version(nvml, handle)
 
     def device(self) -> DeviceMemory:
         """The whole device.
@@ -68,7 +68,8 @@ class NvmlMeter:
         Raises:
             MeasurementError: when the GPU is lost.
         """
-        memory = self._call(self._nvml.nvmlDeviceGetMemoryInfo, self._handle, self._memory_version)
+        nvml = self._nvml
+        memory = self._call(nvml.nvmlDeviceGetMemoryInfo, self._handle, nvml.nvmlMemory_v2)
         return DeviceMemory(int(memory.free), int(memory.used))
 
     def processes(self) -> dict[int, int | None]:
@@ -128,22 +129,16 @@ def visible_meters() -> list[NvmlMeter]:
         raise MeasurementError(
             f"nothing can be measured here: no NVIDIA GPU can be reached (NVML: {error})"
         ) from None
-    driver = str(nvml.nvmlSystemGetDriverVersion())
-    found = list(_devices(nvml, driver))
-    chosen = select_visible(
-        [gpu for _, gpu, _ in found],
-        os.environ.get("CUDA_VISIBLE_DEVICES"),
-        [p for _, _, p in found],
-    )
-    meters = [NvmlMeter(nvml, handle, gpu) for handle, gpu, _ in found if gpu in chosen]
-    if not meters:
+    handles = dict(_devices(nvml))
+    chosen = select_visible([*handles], os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if not chosen:
         raise MeasurementError(
             "nothing can be measured here: there is no GPU, CUDA_VISIBLE_DEVICES hides it, or it is in MIG mode without instances"
         )
-    return sorted(meters, key=lambda meter: chosen.index(meter.gpu))
+    return [NvmlMeter(nvml, handles[gpu], gpu) for gpu in chosen]
 
 
-def select_visible(gpus: list[Gpu], visible: str | None, parents: list[int]) -> list[Gpu]:
+def select_visible(gpus: list[Gpu], visible: str | None) -> list[Gpu]:
     """The GPUs that ``CUDA_VISIBLE_DEVICES`` names, in its order: indices, UUIDs or their
     beginnings, MIG UUIDs.
 
@@ -152,34 +147,29 @@ def select_visible(gpus: list[Gpu], visible: str | None, parents: list[int]) -> 
     Args:
         gpus: every GPU and MIG instance.
         visible: the variable's value, ``None`` where it is not set.
-        parents: index of the physical GPU of each entry of ``gpus``.
     """
     if visible is None:
         return gpus
     chosen: list[Gpu] = []
-    for name in (each.strip() for each in visible.split(",")):
-        if name.isdigit():
-            matches = [
-                gpu for gpu, parent in zip(gpus, parents, strict=True) if parent == int(name)
-            ]
-        else:
-            matches = [gpu for gpu in gpus if name and gpu.uuid.startswith(name)]
-        if not matches:
+    for name in map(str.strip, visible.split(",")):
+        matches = [gpu for gpu in gpus if name in (str(gpu.index), gpu.uuid[: len(name)])]
+        if not name or not matches:
             break
         chosen += [gpu for gpu in matches if gpu not in chosen]
     return chosen
 
 
-def _devices(nvml: Any, driver: str) -> Iterator[tuple[Any, Gpu, int]]:
-    """Every GPU that is not in MIG mode, and the instances of those that are, with the index of the
-    physical GPU."""
+def _devices(nvml: Any) -> Iterator[tuple[Gpu, Any]]:
+    """Every GPU that is not in MIG mode, and the instances of those that are, with their
+    handles."""
+    driver = str(nvml.nvmlSystemGetDriverVersion())
     for index in range(nvml.nvmlDeviceGetCount()):
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         instances = list(_mig_instances(nvml, handle)) if _in_mig_mode(nvml, handle) else None
         for each in [handle] if instances is None else instances:
             total = int(nvml.nvmlDeviceGetMemoryInfo(each).total)
             uuid, name = str(nvml.nvmlDeviceGetUUID(each)), str(nvml.nvmlDeviceGetName(each))
-            yield each, Gpu(uuid, name, driver, total), index
+            yield Gpu(uuid, name, driver, total, index), each
 
 
 def _in_mig_mode(nvml: Any, handle: Any) -> bool:
@@ -195,12 +185,3 @@ def _mig_instances(nvml: Any, handle: Any) -> Iterator[Any]:
             yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
         except nvml.NVMLError_NotFound:
             continue
-
-
-def _memory_version(nvml: Any, handle: Any) -> int | None:
-    """Version 2 of the memory call where the driver has it; ``None`` is version 1."""
-    try:
-        nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2)
-    except nvml.NVMLError:
-        return None
-    return int(nvml.nvmlMemory_v2)

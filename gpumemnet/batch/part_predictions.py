@@ -84,7 +84,7 @@ class PartPredictor:
         gpu: name of the GPU that the answers are for.
 
     Raises:
-        InvalidRequestError: when the GPU is unknown.
+        InvalidRequestError: when the GPU is unknown, or no model has the encoder and the coverage.
         BundleError: when a bundle cannot be loaded.
     """
 
@@ -94,14 +94,7 @@ class PartPredictor:
         self._reader = Reader(options.id_column)
         self.hash_of_model = {each.card.name: each.sha256 for each in self._predictor.bundles}
         self.gpu = self._predictor.prediction_gpu(options.gpu).gpu
-
-    def check_options(self) -> None:
-        """Checks that a model has the encoder and the coverage.
-
-        Raises:
-            InvalidRequestError: when none has.
-        """
-        self._predictor.model(self._options.encoder).level(self._options.coverage)
+        self._predictor.model(options.encoder).level(options.coverage)  # the errors of both
 
     def predict(self, part: Part) -> Answers:
         """Predicts the rows of ``part``, chunk by chunk.

@@ -102,7 +102,6 @@ def predict_files(
     path = checked_output(out, files)
     parts = divide(files)
     predictor = PartPredictor(options)
-    predictor.check_options()
     key = batch_key(files, predictor.hash_of_model, predictor.gpu, options, output_format)
     with part_files(path, key, output_format) as kept:
         tallies = kept.finished()

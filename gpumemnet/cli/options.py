@@ -57,16 +57,14 @@ Bundles = Annotated[
         help="Bundle folder, or folder of such, instead of the shipped ones; may be repeated.",
     ),
 ]
-RegistryFolder = Annotated[
-    Path | None,
-    typer.Option(
-        "--registry",
-        envvar="GPUMEMNET_REGISTRY",
-        metavar="FOLDER",
-        help="The registry's folder; its champion predicts.",
-        show_default=False,
-    ),
-]
+REGISTRY: Final = typer.Option(
+    "--registry",
+    envvar="GPUMEMNET_REGISTRY",
+    metavar="FOLDER",
+    help="The registry's folder; its champion predicts.",
+    show_default=False,
+)
+RegistryFolder = Annotated[Path | None, REGISTRY]
 Coverage = Annotated[
     float, typer.Option(metavar="SHARE", help="Share of jobs that the safe bytes cover.")
 ]

@@ -11,23 +11,14 @@ import typer
 from rich.console import Console
 
 from gpumemnet.cli.commands import App
-from gpumemnet.cli.options import AsJson
+from gpumemnet.cli.options import REGISTRY, AsJson
 from gpumemnet.cli.output import print_facts, print_json, print_result, print_table
 from gpumemnet.predict.bundle import load_bundles
 from gpumemnet.site.releases import Aliases, Registry, existing_registry
 
 app: Final = App(add_completion=False)
 
-Folder = Annotated[
-    Path,
-    typer.Option(
-        "--registry",
-        envvar="GPUMEMNET_REGISTRY",
-        metavar="FOLDER",
-        help="The registry's folder.",
-        show_default=False,
-    ),
-]
+Folder = Annotated[Path, REGISTRY]
 Reason = Annotated[
     str, typer.Option("--reason", metavar="TEXT", help="Why; kept in the registry's history.")
 ]

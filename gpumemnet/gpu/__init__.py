@@ -282,13 +282,11 @@ class MigProfile:
     """One kind of MIG instance of one GPU model.
 
     Attributes:
-        gpu: product name of the GPU.
         name: profile name, such as ``3g.20gb``.
         memory_mib: memory of an instance in MiB; the profile name rounds it up to gigabytes.
         source: who published the reading.
     """
 
-    gpu: str
     name: str
     memory_mib: int
     source: str
@@ -312,7 +310,7 @@ def mig_profiles(gpu: str) -> tuple[MigProfile, ...]:
     """MIG profiles of the GPU with this product name, smallest first; empty if it has none or no
     reading is published."""
     return tuple(
-        MigProfile(gpu=gpu, name=name, memory_mib=memory_mib, source=entry["source"])
+        MigProfile(name=name, memory_mib=memory_mib, source=entry["source"])
         for entry in _catalogue()["partitions"]
         if gpu in entry["gpus"]
         for name, memory_mib in entry["profiles_mib"].items()

@@ -159,7 +159,7 @@ def job_from_dict(document: object) -> TrainingJob:
         raise InvalidJobError(f"a job must be a JSON object, not {describe(document)}")
     # A newer schema explains unknown fields better.
     check_schema_version(document.get("schema_version", SCHEMA_VERSION))
-    _refuse_unknown(document, JOB_FIELDS)
+    refuse_unknown(document, JOB_FIELDS)
     for name in REQUIRED_FIELDS:
         if name not in document:
             raise InvalidJobError("is missing: a job needs " + ", ".join(REQUIRED_FIELDS), name)
@@ -212,6 +212,17 @@ def job_to_dict(job: TrainingJob) -> Document:
     layers = (layer._asdict().items() for layer in job.layers)
     known = [{name: value for name, value in items if value is not None} for items in layers]
     return document | {"layers": known}
+
+
+def observed_document(observed: Mapping[str, Any]) -> Document:
+    """The JSON object of what was observed of a job, without fields that are ``None``; ``job`` and
+    ``observed_at`` in their JSON forms."""
+    document = {name: value for name, value in observed.items() if value is not None}
+    if "job" in document:
+        document["job"] = job_to_dict(document["job"])
+    if "observed_at" in document:
+        document["observed_at"] = document["observed_at"].isoformat()
+    return document
 
 
 def job_to_json(job: TrainingJob) -> str:
@@ -291,18 +302,27 @@ def _layer(entry: object) -> Layer:
         raise InvalidJobError(
             f"must be an object with kind, activations and parameters, not {describe(entry)}"
         )
-    _refuse_unknown(entry, _LAYER_FIELDS)
+    refuse_unknown(entry, _LAYER_FIELDS)
     for name in ("kind", "activations"):
         if name not in entry:
             raise InvalidJobError("is missing: a layer needs kind and activations", name)
     return Layer(**entry)
 
 
-def _refuse_unknown(document: Mapping[Any, Any], known: tuple[str, ...]) -> None:
+def refuse_unknown(
+    document: Mapping[Any, Any],
+    known: tuple[str, ...],
+    error: type[FieldError] = InvalidJobError,
+) -> None:
+    """Refuses a member that is no field.
+
+    Raises:
+        FieldError: the ``error``; suggests a similar field.
+    """
     for name in document:
         if name not in known:
             hint = did_you_mean(name, known, f"known fields are {', '.join(known)}")
-            raise InvalidJobError(f"is not a field: {hint}", _printable(name))
+            raise error(f"is not a field: {hint}", _printable(name))
 
 
 def _printable(name: object) -> str:

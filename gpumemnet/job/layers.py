@@ -141,9 +141,7 @@ class Layer(_Fields):
         block: int | None = None,
     ) -> Layer:
         """Creates a layer after checking its values."""
-        if not isinstance(kind, str) or (
-            kind not in GROUP_OF_KIND and not _KIND_PATTERN.match(kind)
-        ):
+        if not is_kind(kind):
             raise InvalidJobError(
                 f"must be a lower-case layer kind such as 'linear' or 'conv2d', not {describe(kind)}",
                 "kind",

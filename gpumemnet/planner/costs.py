@@ -215,7 +215,6 @@ class Machine:
     """A GPU and its host.
 
     Attributes:
-        name: name of the GPU.
         flops_per_second: rate of each element type; one without a rate has that of ``fp32``.
         memory_bytes_per_second: bandwidth of the GPU's memory.
         link_bytes_per_second: bandwidth of copies to pinned host memory, and of those back.
@@ -223,7 +222,6 @@ class Machine:
         source: where the rates come from.
     """
 
-    name: str
     flops_per_second: Mapping[str, float]
     memory_bytes_per_second: float
     link_bytes_per_second: float
@@ -260,7 +258,6 @@ def find_machine(gpu: DeviceProfile | str, host_memory_bytes: int | None = None)
     if profile.compute_capability >= (8, 0):
         flops["bf16"] = fp16
     return Machine(
-        name=profile.name,
         flops_per_second={name: EFFICIENCY * rate * 1e12 for name, rate in flops.items()},
         memory_bytes_per_second=EFFICIENCY * memory * 1e9,
         link_bytes_per_second=EFFICIENCY * link * 1e9,

@@ -235,17 +235,14 @@ def simulate(
         for name, unit in units
         for s in swapped_storages(step, unit, decisions.get(name, Decision.KEEP))
     }
+    choices = choices_of(step, decisions)
     return Simulation(
-        decisions={
-            name: decisions[name]
-            for name in step.units
-            if decisions.get(name, Decision.KEEP) is not Decision.KEEP
-        },
+        decisions=decisions_of(step, choices),
         process_bytes=memory.reserved_bytes + outside_bytes(step),
         peak_reserved_bytes=memory.reserved_bytes,
         peak_allocated_bytes=memory.allocated_bytes,
         peak=memory.peak,
-        step_seconds=chain.seconds_of(choices_of(step, decisions)),
+        step_seconds=chain.seconds_of(choices),
         host_bytes=sum(
             pinned_bytes(step.timeline.storages[storage].size_bytes) for storage in host
         ),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -145,7 +146,6 @@ class StepRecorder(Recorder):
         self._mark_numbers: list[int] = []
         self._watched: dict[int, list[int]] = {}
         self._idle_references = _idle_references()
-        self._views: dict[Any, bool] = {}
         self._first_of_step = 0
 
     # Called by the training loop and by modules.
@@ -229,10 +229,7 @@ class StepRecorder(Recorder):
         self._find_unreferenced()
         start = self.now()
         result = super().run(func, args, kwargs)
-        is_view = self._views.get(func)
-        if is_view is None:
-            is_view = self._views[func] = _returns_views_only(func)
-        if not is_view:
+        if not _returns_views_only(func):
             self._record_operator(func, args, kwargs, result, start)
         return result
 
@@ -340,6 +337,7 @@ def _idle_references() -> int:
     return storage_owners(storage_id(tensor)) - 1
 
 
+@cache
 def _returns_views_only(func: Any) -> bool:
     returns = schema(func).returns
     return bool(returns) and all(

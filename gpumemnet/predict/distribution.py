@@ -133,7 +133,6 @@ class BinScheme:
     Attributes:
         width_bytes: width of a bin.
         count: number of bins, including the open one.
-        name: the width in MiB, unless another is given.
 
     Raises:
         InvalidRequestError: when the width is less than 1 MiB, or there are no bins or more than
@@ -142,7 +141,6 @@ class BinScheme:
 
     width_bytes: int
     count: int
-    name: str = ""
 
     def __post_init__(self) -> None:
         if type(self.width_bytes) is not int or self.width_bytes < MIB:
@@ -154,8 +152,11 @@ class BinScheme:
                 f"gives {self.count} bins: choose a width that needs between 1 and {MAX_BINS}",
                 "bin_width",
             )
-        if not self.name:
-            object.__setattr__(self, "name", f"{self.width_bytes / MIB:g} MiB")
+
+    @property
+    def name(self) -> str:
+        """The width in MiB."""
+        return f"{self.width_bytes / MIB:g} MiB"
 
     @property
     def log_inner_edges(self) -> Array:

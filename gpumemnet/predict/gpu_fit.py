@@ -215,7 +215,7 @@ class AvailableMemory(BinScheme):
     @classmethod
     def of(cls, amounts_mib: Sequence[int]) -> AvailableMemory:
         """Creates the bins between the given amounts in MiB."""
-        return cls(MIB, len(amounts_mib) + 1, "available memory", tuple(amounts_mib))
+        return cls(MIB, len(amounts_mib) + 1, tuple(amounts_mib))
 
     @property
     def log_inner_edges(self) -> Array:

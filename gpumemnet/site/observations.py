@@ -28,12 +28,11 @@ from gpumemnet.atomic_files import Document
 from gpumemnet.errors import (
     InvalidJobError,
     InvalidRequestError,
-    did_you_mean,
 )
 from gpumemnet.gpu import known_profile
 from gpumemnet.job.job_files import file_sha256
 from gpumemnet.job.job_table import Array, Columns, Flags, JobTable
-from gpumemnet.job.json_codec import job_from_dict, job_to_dict
+from gpumemnet.job.json_codec import job_from_dict, observed_document, refuse_unknown
 from gpumemnet.job.layers import describe
 from gpumemnet.job.measurement import (
     OBSERVED,
@@ -127,12 +126,7 @@ def observation_from_dict(document: object) -> Observation:
     """
     if not isinstance(document, Mapping):
         raise InvalidRequestError(f"an observation must be a JSON object, not {describe(document)}")
-    for name in document:
-        if name not in OBSERVATION_FIELDS:
-            hint = did_you_mean(
-                name, OBSERVATION_FIELDS, f"known fields are {', '.join(OBSERVATION_FIELDS)}"
-            )
-            raise InvalidRequestError(f"is not a field: {hint}", str(name)[:64])
+    refuse_unknown(document, OBSERVATION_FIELDS, InvalidRequestError)
     given = {name: value for name, value in document.items() if value is not None}
     oom = given.get("oom", False)
     if not isinstance(oom, bool):
@@ -170,12 +164,7 @@ def observation_from_dict(document: object) -> Observation:
 def observation_to_dict(observation: Observation) -> Document:
     """The JSON object of ``observation``, without what is not known; :func:`observation_from_dict`
     gives the same back."""
-    values = {each.name: getattr(observation, each.name) for each in fields(Observation)}
-    if observation.job is not None:
-        values["job"] = job_to_dict(observation.job)
-    if observation.observed_at is not None:
-        values["observed_at"] = observation.observed_at.isoformat()
-    return {name: value for name, value in values.items() if value is not None}
+    return observed_document({name: getattr(observation, name) for name in OBSERVATION_FIELDS})
 
 
 def content_hash(observation: Observation) -> str:

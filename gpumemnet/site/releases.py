@@ -116,9 +116,8 @@ class Registry:
     that takes too long.
     """
 
-    def __init__(self, folder: str | Path, lock_seconds: float = LOCK_SECONDS) -> None:
+    def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self._lock_seconds = lock_seconds
 
     @property
     def aliases_file(self) -> Path:
@@ -338,7 +337,7 @@ class Registry:
         """Hold the registry's lock; whatever lies in staging then is a killed writer's."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with locked(self.folder / ".lock", self._lock_seconds):
+            with locked(self.folder / ".lock", LOCK_SECONDS):
                 for folder in (self.folder, self.folder / "bundles", self.folder / "releases"):
                     for left in folder.glob(STAGING_PREFIX + "*"):
                         if left.is_dir():

@@ -9,13 +9,12 @@ Welsh, JRSS B 69, 2007), because errors of jobs of one network are correlated.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.atomic_files import Document
 from gpumemnet.job.job_table import Array
 from gpumemnet.predict.conformal import binomial_tail
 from gpumemnet.units import GIB
@@ -143,10 +142,6 @@ class Verdict:
     promote: bool
     reasons: tuple[str, ...]
     parts: tuple[PartVerdict, ...]
-
-    def document(self) -> Document:
-        """The verdict as a JSON-ready object."""
-        return asdict(self)
 
 
 def judge(parts: Sequence[Judged], rule: Rule = RULE) -> Verdict:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import cache
-from importlib import metadata
+from importlib.metadata import version
 from math import ceil
 from pathlib import Path
 from typing import Any, Final
@@ -138,9 +138,9 @@ class _Retraining:
             "epochs": request.epochs,
             "encoders": list(request.encoders),
             "code": {
-                "gpumemnet": _version("gpumemnet"),
+                "gpumemnet": version("gpumemnet"),
                 "sha256": code_hash(),
-                "packages": {name: _version(name) for name in _PACKAGES},
+                "packages": {name: version(name) for name in _PACKAGES},
             },
             "rule": asdict(RULE),
             "files": [asdict(file) for file in rows.files],
@@ -176,7 +176,7 @@ class _Retraining:
             parts += judged_parts(
                 [*others, *candidates], encoder, self._champion, self._stand_ins, self._rows
             )
-        return judge(parts).document()
+        return asdict(judge(parts))
 
     def _candidate(self, encoder: str) -> Bundle:
         rows = self._rows
@@ -340,11 +340,4 @@ def code_hash() -> str:
         if "bundles" not in path.parts
     )
     sources = [[str(path.relative_to(ROOT)), file_sha256(path)] for path in paths]
-    return content_hash(sources, {name: _version(name) for name in _PACKAGES}, FEATURE_SCHEMA)
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "none"
+    return content_hash(sources, {name: version(name) for name in _PACKAGES}, FEATURE_SCHEMA)

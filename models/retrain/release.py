@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,16 +29,7 @@ def put_into_service(request: Request, document: Document, report: Path, champio
         BundleError: when a candidate was altered or removed since it was trained.
     """
     name = document["release"]
-
-    def outcome(exit_code: int, sentence: str, release: str | None = None) -> Outcome:
-        return Outcome(
-            exit_code=exit_code,
-            sentence=sentence,
-            release=release,
-            report=report,
-            document=document,
-        )
-
+    outcome = partial(Outcome, report, document)
     if not document["promote"]:
         why = "no candidate is better" if document["is_trained"] else document["reasons"][0]
         return outcome(NOTHING_BETTER, f"{why}: {champion} stays champion")
@@ -158,20 +150,20 @@ class Request:
     promotes: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """The result of a retraining.
 
     Attributes:
+        report: its report, a JSON file.
+        document: the report.
         exit_code: of the command.
         sentence: for people.
         release: the release that was made, or would have been.
-        report: its report, a JSON file.
-        document: the report.
     """
 
-    exit_code: int
-    sentence: str
-    release: str | None
     report: Path
     document: Document
+    exit_code: int
+    sentence: str
+    release: str | None = None

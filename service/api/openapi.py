@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from gpumemnet.atomic_files import Document
 
 from .admission import rule_of
+from .examples import EXAMPLES
 from .handlers import JSON, TEXT
 from .problems import MEDIA_TYPE
 from .schemas import Problem
@@ -70,7 +71,6 @@ class Operation:
         tag, summary, description: texts of the documentation.
         handler: the ASGI application.
         request: model of the JSON body of a POST; ``None`` for a GET, which has none.
-        examples: bodies by name.
         answers: status → successful response.
         refusals: status → when this error is sent, beside those of keys, limits and bodies.
         parameters: as OpenAPI has them.
@@ -83,7 +83,6 @@ class Operation:
     handler: ASGIApp
     answers: Mapping[int, Answer]
     request: type[BaseModel] | None = None
-    examples: Mapping[str, Any] = field(default_factory=dict)
     refusals: Mapping[int, str] = field(default_factory=dict)
     description: str = ""
     parameters: Sequence[Document] = ()
@@ -117,11 +116,8 @@ class Operation:
         if self.parameters:
             operation["parameters"] = list(self.parameters)
         if self.request is not None:
-            content: Document = {"schema": _schema(self.request)}
-            if self.examples:
-                content["examples"] = {
-                    name: {"value": body} for name, body in self.examples.items()
-                }
+            examples = {name: {"value": body} for name, body in EXAMPLES[self.name].items()}
+            content = {"schema": _schema(self.request), "examples": examples}
             operation["requestBody"] = {"required": True, "content": {JSON: content}}
         responses = operation["responses"] = {}
         for status, answer in self.answers.items():

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from gpumemnet.atomic_files import Document
 
 from ..served_release import ServedRelease
-from . import examples, fits, schemas
+from . import fits, schemas
 from .handlers import TEXT, JsonHandler, SearchHandler, send_response
 from .microbatching import TEXT_FIELDS, PredictHandler
 from .monitoring import MEDIA_TYPE, metrics_document
@@ -55,7 +55,6 @@ def prediction_operations(serving: ServedRelease) -> list[Operation]:
             description=_TEXT_DESCRIPTION,
             handler=PredictHandler(serving),
             request=schemas.PredictRequest,
-            examples=examples.PREDICT_EXAMPLES,
             parameters=[_TEXT_PARAMETER],
             answers={200: Answer(shape=schemas.Prediction, has_text=True)},
         ),
@@ -66,7 +65,6 @@ def prediction_operations(serving: ServedRelease) -> list[Operation]:
             summary="Predict many jobs",
             handler=JsonHandler(lambda body: serving.api.predict_batch(body)),
             request=schemas.BatchRequest,
-            examples=examples.BATCH_EXAMPLES,
             answers={200: Answer(shape=schemas.BatchPrediction)},
         ),
         Operation(
@@ -76,7 +74,6 @@ def prediction_operations(serving: ServedRelease) -> list[Operation]:
             summary="The largest batch that fits",
             handler=SearchHandler(lambda body: serving.api.batch_sizes(body)),
             request=schemas.BatchSizesRequest,
-            examples=examples.BATCH_SIZES_EXAMPLES,
             answers={200: Answer(shape=schemas.BatchSizes)},
         ),
         Operation(
@@ -86,7 +83,6 @@ def prediction_operations(serving: ServedRelease) -> list[Operation]:
             summary="Will fine-tuning a model fit? Asked by its name",
             handler=SearchHandler(fits.fit_document),
             request=fits.FitRequest,
-            examples=examples.FIT_EXAMPLES,
             answers={200: Answer(shape=fits.FitAnswer)},
         ),
         Operation(

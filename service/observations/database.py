@@ -1,8 +1,8 @@
 """The database of the observations: its supported URLs, its connections, its tables, and their
 revision.
 
-Several services may start at once on one database: one of them makes the tables, and the others
-wait for it.
+Several services may start at once on one database: one of them makes or migrates the tables, and
+the others wait for it.
 """
 
 from __future__ import annotations
@@ -38,8 +38,17 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from gpumemnet.atomic_files import locked
 from gpumemnet.errors import GpumemnetError, first_line
 
-REVISION: Final = "0004"
-"""Of the tables, as this version makes them."""
+REVISIONS: Final = ("0001", "0002", "0003", "0004")
+"""The revisions of the tables that this version knows, oldest first; it works with the last."""
+HEAD: Final = REVISIONS[-1]
+MIGRATIONS: Final = {
+    "0001": "ALTER TABLE predictions ADD COLUMN reason_codes VARCHAR(200)",
+    # held what a challenger had predicted beside the champion
+    "0002": "DROP TABLE challenges",
+    # held short names of the reasons for which there was no limit
+    "0003": "ALTER TABLE predictions DROP COLUMN reason_codes",
+}
+"""What makes each revision the next one."""
 VERSION_TABLE: Final = "gpumemnet_schema"
 """The table with the revision; other programs may keep their tables in the same
 database."""
@@ -117,7 +126,7 @@ BUSY_SECONDS: Final = 5.0
 CONNECT_SECONDS: Final = 3
 MIGRATION_SECONDS: Final = 120
 MIGRATION_LOCK: Final = 0x6770756D656D
-"""Key of PostgreSQL's advisory lock, which lets one process make the tables."""
+"""Key of PostgreSQL's advisory lock, which lets one process migrate at a time."""
 
 _READS: Final = "gpumemnet_reads"
 
@@ -208,12 +217,12 @@ def shown(url: URL) -> str:
 
 
 def ensure_schema(url: URL) -> None:
-    """Create the database's tables unless they are there.
+    """Create or migrate the database's tables unless they are those of this version.
 
     Raises:
         DatabaseAwayError: when the database cannot be reached.
-        DatabaseError: when its tables are of another version, or cannot be made; nothing has
-            changed then.
+        DatabaseError: when its schema is newer than this version, or cannot be migrated; nothing
+            has changed then.
     """
     _make_folder(url)
     engine = make_engine(url, busy_seconds=MIGRATION_SECONDS)
@@ -223,16 +232,16 @@ def ensure_schema(url: URL) -> None:
         is_new = is_file and not (file.exists() and file.stat().st_size)
         found = None if is_new else revision(engine)
         check_revision(found, url)
-        if found is None:
-            _make_tables(engine)
+        if found != HEAD:
+            _migrate(engine)
     except (SQLAlchemyError, OSError) as error:  # TimeoutError is an OSError
         raise _unusable(url, error) from None
     finally:
         engine.dispose()
 
 
-def _make_tables(engine: Engine) -> None:
-    """Make the tables in one transaction."""
+def _migrate(engine: Engine) -> None:
+    """Make the tables, or change them to the newest revision, in one transaction."""
     with ExitStack() as stack:
         if engine.dialect.name == "sqlite":
             stack.enter_context(
@@ -243,11 +252,15 @@ def _make_tables(engine: Engine) -> None:
         connection = stack.enter_context(engine.begin())
         if engine.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
-        found = _revision(connection)  # another process may have made them meanwhile
+        found = _revision(connection)  # another process may have migrated meanwhile
         check_revision(found, engine.url)
         if found is None:
             METADATA.create_all(connection)
-            connection.execute(VERSIONS.insert(), {"version_num": REVISION})
+            connection.execute(VERSIONS.insert(), {"version_num": HEAD})
+            return
+        for earlier in REVISIONS[REVISIONS.index(found) : -1]:
+            connection.execute(text(MIGRATIONS[earlier]))
+        connection.execute(VERSIONS.update(), {"version_num": HEAD})
 
 
 def revision(engine: Engine) -> str | None:
@@ -267,15 +280,15 @@ def _revision(connection: Connection) -> str | None:
 
 
 def check_revision(found: str | None, url: URL) -> None:
-    """Reject a database whose tables are of another revision.
+    """Reject a database whose revision is unknown to this version.
 
     Raises:
         DatabaseError: names the revision.
     """
-    if found not in (None, REVISION):
+    if found is not None and found not in REVISIONS:
         raise DatabaseError(
-            f"the database {shown(url)} was written by another gpumemnet (its schema is {found[:20]}, and this version knows "
-            f"{REVISION}): take the gpumemnet that wrote it, or give this one another database"
+            f"the database {shown(url)} was written by a newer gpumemnet (its schema is {found[:20]}, and this version knows "
+            f"those up to {HEAD}): upgrade gpumemnet, or give it another database"
         )
 
 

@@ -19,7 +19,6 @@ from gpumemnet.site.observations import (
 )
 from gpumemnet.site.observations import Observation as ReadObservation
 
-from ..api.examples import OBSERVATION_EXAMPLES
 from ..api.handlers import JSON, handle_body, read_json, read_json_body, send_response
 from ..api.openapi import Answer, Operation
 from ..api.problems import UNKNOWN, Refusal
@@ -71,7 +70,6 @@ def observation_operations(store: ObservationStore | None) -> list[Operation]:
             description="The response is sent once the observation is on the disk. Sending it again is safe: it is stored once.",
             handler=_Handler(store),
             request=Observation,
-            examples=OBSERVATION_EXAMPLES,
             answers={
                 201: Answer(shape=StoredObservation, meaning="The observation is stored."),
                 200: Answer(

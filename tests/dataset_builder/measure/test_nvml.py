@@ -9,12 +9,11 @@ from gpumemnet.errors import MeasurementError
 from gpumemnet.units import GIB
 
 GPUS = [
-    Gpu("GPU-aaaa-1", "one", "580", 80 * GIB),
-    Gpu("MIG-bbbb-1", "two 1g", "580", 10 * GIB),
-    Gpu("MIG-bbbb-2", "two 2g", "580", 20 * GIB),
-    Gpu("GPU-cccc-1", "three", "580", 80 * GIB),
+    Gpu("GPU-aaaa-1", "one", "580", 80 * GIB, 0),
+    Gpu("MIG-bbbb-1", "two 1g", "580", 10 * GIB, 1),
+    Gpu("MIG-bbbb-2", "two 2g", "580", 20 * GIB, 1),
+    Gpu("GPU-cccc-1", "three", "580", 80 * GIB, 2),
 ]
-PARENTS = [0, 1, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -35,7 +34,7 @@ PARENTS = [0, 1, 1, 2]
     ],
 )
 def test_cuda_visible_devices(visible: str | None, chosen: list[int]) -> None:
-    assert select_visible(GPUS, visible, PARENTS) == [GPUS[index] for index in chosen]
+    assert select_visible(GPUS, visible) == [GPUS[index] for index in chosen]
 
 
 @pytest.mark.parametrize(

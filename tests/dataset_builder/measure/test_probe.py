@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from dataset_builder.measure.gpu_process import write_profile
 from dataset_builder.measure.nvml import visible_meters
 from dataset_builder.measure.training import small_training_run
+from gpumemnet.cli import main
 from gpumemnet.errors import InvalidRequestError, MeasurementError
 from gpumemnet.gpu import context, find_profile, load_profile
 from gpumemnet.units import MIB
@@ -48,10 +48,10 @@ def test_the_context_is_what_the_process_has_beside_what_it_reserved(
 
 def test_only_a_measurement_is_accepted_as_a_profile(tmp_path: Path) -> None:
     document, path = json.loads(rehearse(tmp_path).stdout), tmp_path / "profile.json"
-    write_profile(document, path)
+    path.write_text(json.dumps(document))
     with pytest.raises(InvalidRequestError, match="was not measured on a GPU"):
         load_profile(path)
-    write_profile(document | {"provenance": "measured"}, path)
+    path.write_text(json.dumps(document | {"provenance": "measured"}))
     profile = find_profile(str(path))
     assert (profile.name, profile.multiprocessors, profile.compute_capability) == (
         "stand-in",
@@ -82,9 +82,13 @@ def test_a_host_that_cannot_measure_is_one_sentence(
     assert done.stderr.count("\n") == 1
 
 
-def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(MeasurementError, match="cannot be written: No such file or directory"):
-        write_profile({}, tmp_path / "absent" / "profile.json")
+def test_a_file_that_cannot_be_written_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["build", "probe", "--out", str(tmp_path / "absent" / "profile.json")]) == 2
+    assert (
+        capsys.readouterr().err == f"error: out: the folder {tmp_path / 'absent'} does not exist\n"
+    )
 
 
 def test_the_training_run_that_loads_kernels_runs() -> None:

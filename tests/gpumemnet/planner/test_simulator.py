@@ -31,7 +31,7 @@ from gpumemnet.units import GIB, MIB
 from tests.gpumemnet.planner.networks import Attention, Residual, Stack
 
 RESNET50 = Path(__file__).parents[1] / "extract/examples/resnet50.py"
-MACHINE = Machine("test", {"fp32": 1e13, "bf16": 1e14}, 1e12, 2e10)
+MACHINE = Machine({"fp32": 1e13, "bf16": 1e14}, 1e12, 2e10)
 
 
 def network(name: str) -> tuple[nn.Module, Tensor]:
@@ -164,10 +164,10 @@ def test_a_budget_that_is_too_small_says_how_small_a_plan_can_be() -> None:
 
 def test_host_memory_is_a_budget_too() -> None:
     step = traced("transformer", "fp32")
-    small = Machine("test", MACHINE.flops_per_second, 1e12, 1e13, host_memory_bytes=2 * MIB)
+    small = Machine(MACHINE.flops_per_second, 1e12, 1e13, host_memory_bytes=2 * MIB)
     budget = simulate(step, small, {}).process_bytes - 20 * MIB
     assert choose_plan(step, small, budget).host_bytes <= 2 * MIB
-    large = Machine("test", MACHINE.flops_per_second, 1e12, 1e13, host_memory_bytes=GIB)
+    large = Machine(MACHINE.flops_per_second, 1e12, 1e13, host_memory_bytes=GIB)
     assert choose_plan(step, large, budget).host_bytes > 2 * MIB
 
 

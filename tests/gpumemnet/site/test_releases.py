@@ -190,9 +190,12 @@ def test_damaged_files_are_named(registry: Registry, tmp_path: Path, content: st
     ] == [True] * 2
 
 
-def test_a_second_writer_waits_and_says_so_in_the_end(registry: Registry, tmp_path: Path) -> None:
+def test_a_second_writer_waits_and_says_so_in_the_end(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     add_release(registry, tmp_path, "r1")
-    impatient = Registry(registry.folder, lock_seconds=0.1)
+    monkeypatch.setattr("gpumemnet.site.releases.LOCK_SECONDS", 0.1)
+    impatient = Registry(registry.folder)
     with locked(registry.folder / ".lock", 1):
         with pytest.raises(RegistryBusyError, match="another process"):
             impatient.set_champion("r1", by="", reason="")

@@ -1,4 +1,4 @@
-"""The store within one process: several stores on one database, limits, retention, the
+"""The store within one process: migrations, several stores on one database, limits, retention, the
 alarm and its gauges."""
 
 import asyncio
@@ -25,7 +25,7 @@ from service.api.predictions import RecordBatch, prediction_id
 from service.api.problems import Refusal
 from service.observations import store
 from service.observations.database import (
-    REVISION,
+    REVISIONS,
     VERSION_TABLE,
     DatabaseAwayError,
     DatabaseError,
@@ -104,19 +104,33 @@ def rows(file: Path, question: str) -> list[tuple[Any, ...]]:
         connection.close()
 
 
+def test_an_older_database_is_migrated(address: str, file: Path) -> None:
+    ensure_schema(database_url(address))
+    made = rows(file, "SELECT name FROM pragma_table_info('predictions')")
+    connection = sqlite3.connect(file)
+    connection.execute("CREATE TABLE challenges (prediction_id VARCHAR(36))")
+    connection.execute(f"UPDATE {VERSION_TABLE} SET version_num = '0001'")
+    connection.commit()
+    connection.close()
+    ensure_schema(database_url(address))
+    assert rows(file, "SELECT name FROM pragma_table_info('predictions')") == made
+    assert not rows(file, "SELECT name FROM sqlite_master WHERE name = 'challenges'")
+    assert rows(file, f"SELECT version_num FROM {VERSION_TABLE}") == [(REVISIONS[-1],)]
+
+
 def test_many_may_start_at_once(address: str, file: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: ensure_schema(database_url(address)), range(4)))
-    assert rows(file, f"SELECT version_num FROM {VERSION_TABLE}") == [(REVISION,)]
+    assert rows(file, f"SELECT version_num FROM {VERSION_TABLE}") == [(REVISIONS[-1],)]
 
 
-def test_a_database_of_another_version_is_refused(address: str, file: Path) -> None:
+def test_a_newer_database_is_refused(address: str, file: Path) -> None:
     ensure_schema(database_url(address))
     connection = sqlite3.connect(file)
     connection.execute(f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
     connection.commit()
     connection.close()
-    with pytest.raises(DatabaseError, match=r"written by another gpumemnet \(its schema is 9999"):
+    with pytest.raises(DatabaseError, match=r"written by a newer gpumemnet \(its schema is 9999"):
         ensure_schema(database_url(address))
 
 

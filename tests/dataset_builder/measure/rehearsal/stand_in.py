@@ -140,7 +140,7 @@ class StandInMeter(NvmlMeter):
     provenance = "stand_in"
 
     def __init__(self, folder: Path, mode: str) -> None:
-        self.gpu = Gpu("GPU-stand-in", "stand-in", "0", TOTAL_BYTES)
+        self.gpu = Gpu("GPU-stand-in", "stand-in", "0", TOTAL_BYTES, 0)
         self._folder = folder
         self._mode = mode
 
