@@ -27,8 +27,9 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from copy import copy
 from importlib.machinery import SourceFileLoader
-from itertools import count, islice, pairwise, takewhile
+from itertools import chain, count, islice, pairwise, takewhile
 from pathlib import Path
 from threading import current_thread, main_thread
 from time import process_time
@@ -94,6 +95,8 @@ _LESS_SECONDS: Final = 1.0
 """The same after the first steps."""
 _PATIENCE: Final = 6
 """So many times longer goes such a loop where leaving it led to an error."""
+_EPOCHS: Final = 32
+"""Epochs whose batches are looked at, where an object of the user's makes them anew in each."""
 _READ_SECONDS: Final = 3.0
 """CPU time to make the batches that are left of a loop, of which the largest is wanted."""
 _MOST_ROUNDS: Final = 100_000
@@ -319,7 +322,9 @@ class Loops:
                         gathered.go_on(sys._getframe(1), last, gap, trains=True)
                         last = loop.given
                         yield round_number
-                    yield from self._longest(loop, iterator)
+                    yield from self._longest(
+                        loop, iterator, enumerate if is_numbered else iter, numbers
+                    )
                     for left in () if loop.left is None else (2, 1)[is_slow:]:
                         loop.left = left
                         yield 0
@@ -372,9 +377,11 @@ class Loops:
             loop.has_parts = any(isinstance(each, nn.Module) for each in parts)
         return item
 
-    def _longest(self, loop: Running, left: Iterator[Any]) -> Iterator[Any]:
-        """Yield the largest batch that is left of a loop whose code makes them itself, unless one
-        that it has met was as large."""
+    def _longest(
+        self, loop: Running, left: Iterator[Any], shown: Callable[[Any], Any], items: Any
+    ) -> Iterator[Any]:
+        """Yield the largest batch that is left of a loop whose code makes them itself, or that a later
+        epoch has, unless one that it has met was as large."""
         has_time = time_to_read(_READ_SECONDS)
         before = self._recorder.now(), self._progress.trained()
 
@@ -383,12 +390,15 @@ class Loops:
             return has_time() and before == (self._recorder.now(), self._progress.trained())
 
         waits = type(left) is type(iter(int, 1))  # perhaps for what the body of the loop does
-        largest = None
-        with suppress(Exception):  # of code that counts on the body
-            batches = takewhile(is_plain, left if loop.most and not waits else ())
-            largest = max(batches, key=self._batch_size, default=None)
-            if has_time():
-                self._met(loop)
+        begin = getattr(getattr(type(items), "__iter__", None), "__code__", None)
+        epochs = _EPOCHS if begin is not None and is_user_code(begin.co_filename) else 0
+        again, largest = copy(items) if epochs else items, None
+        for source in (left, chain.from_iterable(shown(again) for _ in range(epochs))):
+            with suppress(Exception):  # of code that counts on the body
+                batches = takewhile(is_plain, source if loop.most and not waits else ())
+                largest = max(chain([largest], batches), key=self._batch_size)
+                if has_time():
+                    self._met(loop)
         if self._batch_size(largest) > loop.most:
             yield largest
 

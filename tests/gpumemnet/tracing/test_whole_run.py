@@ -911,6 +911,27 @@ for i in range(9999):
         1231 + 128 + WORKSPACE,
         "a queue of at most 9,000",
     ),
+    "reshuffled": Case(  # the two long samples are in one batch of a later epoch
+        """
+class Batches:
+    order, place, epoch = [*range(400)], 0, 0
+    def __iter__(self): return self
+    def __next__(self):
+        if self.place >= 400:
+            self.place, self.epoch = 0, self.epoch + 1
+            if self.epoch == 20: self.order = self.order[::200] + self.order[1::2]
+            raise StopIteration
+        self.place += 20
+        rows = [2**11 if i in (0, 200) else 4 for i in self.order[self.place - 20 : self.place]]
+        return torch.ones(sum(rows), 4096)
+model, batches = wide(1), Batches()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(90):
+    for x in batches: step(optimizer, model(x.cuda()).mean())
+""",
+        2 * 64 + 4 * 32 + 96,
+        2 * 64 + 4 * 32 + 128,  # and what sums the bias' gradient
+    ),
     "merged": Case(  # all that rounds keep is one tensor
         """
 model, memory = wide(1), torch.empty(0, 4096).cuda()
