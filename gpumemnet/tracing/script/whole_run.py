@@ -324,8 +324,8 @@ class Loaders:
         """Return what an epoch gives, in the opposite order, and which samples: the first batch, where it
         is the same in each epoch, the longest, the one beside it, and the last one.
 
-        In later epochs of training the last one is left out: a network that is trained every second
-        time, say, would meet no other.  Evaluations are all alike: scripts compare them.
+        In later epochs of training the longest comes twice: a network that is trained every second
+        time, say, would meet the last one alone.  Evaluations are all alike: scripts compare them.
         """
         if self.is_over and self.trains(loader):
             if not self._has_evaluated:
@@ -365,7 +365,9 @@ class Loaders:
         known = self.known[loader]
         of_training = [each for each in known if each[0] == _LONGEST]
         times = self._passes if self.is_over else 2
-        return of_training * times if self.trains(loader) else [*known]
+        # What an evaluation has left is beside a smaller batch, too: the allocator splits blocks for it.
+        ends = [each for each in known if each[0] == "the last batch"]
+        return ends + of_training * times if self.trains(loader) else [*known]
 
     def made(self, loader: AnyLoader, what: str, numbers: Sequence[Any]) -> Any:
         """Return a batch that was chosen; samples can take long to read, so they are read once, as

@@ -1371,6 +1371,26 @@ trainer.run(train, 3, lambda: evaluator.run(test))
     assert later["optimizer of a later step"] > 256 * MIB
 
 
+def test_later_epochs_have_their_last_batch(tmp_path: Path) -> None:
+    """Beside what an evaluation has left, a smaller batch splits other blocks."""
+    sizes = tmp_path / "sizes"
+    script = f"""
+import os
+told = os.open({str(sizes)!r}, os.O_CREAT | os.O_WRONLY)
+model = nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+train = DataLoader(TensorDataset(torch.ones(50, 64)), 4)
+for epoch in range(3):
+    os.write(told, b" ")
+    for [x] in train:
+        os.write(told, b"%d" % len(x))
+        step(optimizer, model(x.cuda()).mean())
+"""
+    (tmp_path / "train.py").write_text(HEAD + script)
+    assert isinstance(script_child.traced(tmp_path / "train.py"), dict)
+    assert sizes.read_text().split()[-1] == "442"
+
+
 def test_loops_run_to_their_end_where_it_is_an_error_that_they_were_left(tmp_path: Path) -> None:
     script = """
 from gpumemnet.tracing.script import loops
