@@ -98,13 +98,13 @@ class Assumptions:
 
 USUAL: Final = Assumptions()
 """Every condition is what it usually is."""
+_MADE_UP: Final = Assumptions(makes_up=True)
+_PATIENT: Final = Assumptions(is_patient=True)
 _AFTER_ERRORS: Final = {
-    Assumptions(makes_up=True): "values read from the GPU were made up (normally distributed, and "
-    "what follows from them): with the usual ones the script met an error",
-    Assumptions(
-        is_patient=True
-    ): "loops before the first steps ran to their own end: when they were "
-    "left, the script met an error",
+    _MADE_UP: "values read from the GPU were made up (normally distributed, and what follows from "
+    "them): with the usual ones the script met an error",
+    _PATIENT: "loops before the first steps ran to their own end: when they were left, the script "
+    "met an error",
 }
 """What is tried where a run met an error, perhaps only of the trace → a note that says so."""
 LEFT: Final = "before the first steps, loops were left after some seconds"
@@ -561,9 +561,8 @@ def _over_branches(trace: TraceScript, end: float) -> tuple[TraceAnswer, Assumpt
     has_left = any(each.startswith(LEFT) for each in first.notes)
     for other, why in _AFTER_ERRORS.items():
         is_early = first.is_lower_bound and has_time
-        if not (first.error or (is_early if other.is_patient else is_suspect)):
-            continue
-        if other.is_patient and not has_left:
+        is_due = first.error or (is_early if other is _PATIENT else is_suspect)
+        if not is_due or (other is _PATIENT and not has_left):
             continue
         with suppress(ExtractError):  # perhaps of a number that cannot be
             further = trace(other)

@@ -77,8 +77,9 @@ _CALM_ROUNDS: Final = 16
 """Rounds that bring nothing new, after which a loop may be left that does not train."""
 _CALM_ROUNDS_OF_TRAINING: Final = 3
 _MANY: Final = 8
-"""Rounds that must be left of such a loop whose rounds each make an optimizer, for it to be left, and
-how often the time goes on after a statement on the host was ended."""
+"""Rounds that must be left of such a loop whose rounds each make an optimizer, for it to be left."""
+_MOST_PROBES: Final = 8
+"""How often the time goes on after a statement on the host was ended."""
 _COMPUTING: Final = ("builtins", "gpumemnet", "numpy", "scipy", "torch", "PIL")
 """Packages whose errors tell that something cannot be computed; others steer a run by theirs."""
 _MOST_ERRORS: Final = 200
@@ -392,8 +393,14 @@ class Loops:
         waits = type(left) is type(iter(int, 1))  # perhaps for what the body of the loop does
         begin = getattr(getattr(type(items), "__iter__", None), "__code__", None)
         epochs = _EPOCHS if begin is not None and is_user_code(begin.co_filename) else 0
-        again, largest = copy(items) if epochs else items, None
-        for source in (left, chain.from_iterable(shown(again) for _ in range(epochs))):
+
+        def later() -> Iterator[Any]:
+            again = copy(items)  # whose place in an epoch is its own
+            for _ in range(epochs):
+                yield from shown(again)
+
+        largest = None
+        for source in (left, later() if epochs else iter(())):
             with suppress(Exception):  # of code that counts on the body
                 batches = takewhile(is_plain, source if loop.most and not waits else ())
                 largest = max(chain([largest], batches), key=self._batch_size)
@@ -534,7 +541,7 @@ class Loops:
             return False
         if now != before:
             self._late = now, 0
-            self._probes = _MANY if ended else self._probes - 1
+            self._probes = _MOST_PROBES if ended else self._probes - 1
             return self._probes >= 0 and shorten_alarm(
                 _SLOW_SECONDS if self._probes else _HOST_SECONDS, self.goes_on
             )
