@@ -284,11 +284,12 @@ def _plan_script(document: Document) -> Document:
     from gpumemnet.planner.plan_choice import plan_request
     from gpumemnet.tracing.model_tracer import ModelTracer
     from gpumemnet.tracing.script.models import TrainedModel
-    from gpumemnet.tracing.script.run import result_of_script, run_script
+    from gpumemnet.tracing.script.run import run_script
+    from gpumemnet.tracing.script.script_run import result_of_script
 
     trained = TrainedModel()
     run = run_script(replace(call, trained=trained))
-    script = result_of_script(run, call, with_curve=False)
+    script = result_of_script(run)
     model, inputs, options, words = trained.training(request.trace.options, run.batch_size)
     trace = replace(request.trace, options=options, allocator=run.settings)
     note = f"planned as the script trains it: {words}; the loss is its own, or one that fits its output"

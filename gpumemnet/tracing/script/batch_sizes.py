@@ -29,7 +29,8 @@ from gpumemnet.sandbox.user_code import fault_sentence
 from gpumemnet.tracing.api import ExtraResults
 from gpumemnet.tracing.model_tracer import BatchMemory, point_of
 from gpumemnet.tracing.result import TraceAnswer
-from gpumemnet.tracing.script.run import ScriptCall, ScriptRun, result_of_script, run_script
+from gpumemnet.tracing.script.run import ScriptCall, run_script
+from gpumemnet.tracing.script.script_run import ScriptRun, result_of_script
 from gpumemnet.units import MIB
 
 _OPTION: Final = "--batch-argument"
@@ -208,7 +209,7 @@ def trace_batches(
 
     @cache
     def answer_at(size: int) -> TraceAnswer:
-        return result_of_script(run_at(size), call, extras.curve)
+        return result_of_script(run_at(size), extras.curve)
 
     answer, largest = answer_at(setting.value), None
     others = ((size, answer_at(size)) for size in extras.batches)

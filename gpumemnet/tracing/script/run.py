@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from importlib.machinery import ModuleSpec
 from itertools import accumulate
 from pathlib import Path
-from textwrap import shorten
 from types import ModuleType
 from typing import Any, Final
 from unittest.mock import patch
@@ -59,35 +58,19 @@ from gpumemnet.torch_private.names import (
 )
 from gpumemnet.torch_private.script import ALLOCATOR_SETTINGS, MEMORY_FRACTION, WITHOUT_MODES
 from gpumemnet.torch_private.training import without_dynamo
-from gpumemnet.tracing.model_tracer import result_of_run
 from gpumemnet.tracing.operators.autocast import cuda_kernels
 from gpumemnet.tracing.operators.rules import Platform
-from gpumemnet.tracing.result import HostMemory, TraceAnswer
-from gpumemnet.tracing.script.branches import LEFT, USUAL, WENT_ON, Assumptions
+from gpumemnet.tracing.result import TraceAnswer
+from gpumemnet.tracing.script.branches import USUAL, Assumptions
 from gpumemnet.tracing.script.gpu import GpuRequests
 from gpumemnet.tracing.script.libraries import COMPILED, prepared
 from gpumemnet.tracing.script.models import TrainedModel
 from gpumemnet.tracing.script.observer import EnoughSteps, ScriptObserver
 from gpumemnet.tracing.script.present_gpu import present_gpu
 from gpumemnet.tracing.script.read_values import ReadValues
+from gpumemnet.tracing.script.script_run import ScriptRun, result_of_script, shown_run
 from gpumemnet.tracing.script.simulated_cuda import GPU
-from gpumemnet.tracing.script.whole_run import (
-    LEAST_GROWTH,
-    WholeRun,
-    grown_bytes,
-    kept_tensors,
-)
-from gpumemnet.tracing.timeline import (
-    LongRun,
-    Timeline,
-    phases_of,
-    repeated,
-    up_to_peak,
-)
-from gpumemnet.units import MIB
 
-_MOST_ERRORS: Final = 5
-"""Errors after which the run went on, of a line each, that are named."""
 _VARIABLES: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """In the order in which PyTorch looks: it reads the second only if the first is not set."""
 
@@ -191,112 +174,6 @@ class ScriptCall:
     trained: TrainedModel | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScriptRun:
-    """What a run of a script has shown.
-
-    Attributes:
-        file: the script's file.
-        timeline: the record of its first steps.
-        whole: its first steps and what follows; ``None`` if it ended within them.
-        settings: settings of the caching allocator, of which the script may have chosen some.
-        model: names of script and models.
-        batch_size: samples that the model got.
-        batch_sizes: as in :class:`~gpumemnet.tracing.script.whole_run.Loaders`.
-        turned: conditions that were taken the other way before their time → after how many events.
-        later_bytes: what passes after the traced steps can take beyond them.
-        cudnn_benchmark: whether cuDNN searches for algorithms, at the end.
-        notes, branches, selections, is_lower_bound, error: values of the same fields of the answer.
-    """
-
-    file: Path
-    timeline: Timeline
-    whole: WholeRun | None
-    settings: AllocatorSettings
-    model: str
-    batch_size: int
-    batch_sizes: dict[int, bool]
-    turned: dict[str, int]
-    later_bytes: int
-    notes: tuple[str, ...]
-    branches: tuple[str, ...]
-    selections: tuple[str, ...]
-    is_lower_bound: bool
-    error: str
-    host: HostMemory
-    cudnn_benchmark: bool
-
-
-def result_of_script(run: ScriptRun, call: ScriptCall, with_curve: bool = False) -> TraceAnswer:
-    """Return the answer for a run of ``call``; ``with_curve`` includes the memory over one step."""
-    arguments: Document = {
-        "platform": replace(call.platform, cudnn_benchmark=run.cudnn_benchmark),
-        "settings": run.settings,
-        "model": run.model,
-        "batch_size": run.batch_size,
-        "loss": "the script's own",
-        "with_curve": with_curve,
-    }
-    answer = result_of_run(repeated(run.timeline), run.timeline, notes=run.notes, **arguments)
-    phases = phases_of(run.timeline, 0, {})
-    whole, filling = run.whole, 0
-    if whole is not None:
-        first_steps = len(run.timeline.step_starts) - 1
-        phases = phases_of(whole.timeline, first_steps, whole.step_names)
-        later = [each for each in phases if each.step > first_steps]
-        largest = max(later, key=lambda each: each.requested_bytes, default=phases[0])
-        more = largest.requested_bytes - answer.requested_bytes
-        filling = whole.filling_bytes
-        keeps_tensors = (
-            not (filling or whole.kept)
-            and grown_bytes(run.timeline) >= MIB
-            and sum(whole.rises) > 1
-        )
-        storages = whole.timeline.storages
-        state_bytes = sum(storages[each].size_bytes for state in whole.state for each in state)
-        has_more_state = more > 0 and state_bytes > answer.parts["optimizer_state"]
-        is_more = has_more_state or more >= min(MIB, answer.requested_bytes // 100)
-        if not keeps_tensors:
-            longer = result_of_run(
-                LongRun(whole.timeline, tuple(range(len(whole.timeline.storages)))),
-                whole.timeline,
-                notes=run.notes,
-                **arguments,
-            )
-            # Evaluations may ask for blocks of other sizes than training leaves in the cache.
-            cached = longer.reserved_bytes - answer.reserved_bytes
-            if is_more or cached >= max(MIB, answer.reserved_bytes // 100):
-                note = (
-                    whole.peak_sentence(largest, more, run.turned, run.notes)
-                    if is_more
-                    else "what follows the first steps, such as an evaluation, asks for blocks of other sizes than those in the "
-                    f"allocator's cache, which takes {cached / MIB:,.1f} MiB more."
-                )
-                answer = replace(longer, notes=(*run.notes, note))
-    late, held_bytes = 0, answer.parts["optimizer_state"]
-    if whole is not None and answer.peak.phase != "build":
-        is_later = answer.peak.step > len(run.timeline.step_starts) - 1
-        end = len(whole.timeline.events if is_later else run.timeline.events)
-        late = whole.late_bytes(min(answer.peak.event, end - 1), held_bytes)
-    return replace(
-        answer,
-        expected_bytes=answer.expected_bytes + late + filling,
-        requested_bytes=answer.requested_bytes + late + filling,
-        parts={
-            **answer.parts,
-            "optimizer_state": held_bytes + late,
-            "buffer": answer.parts["buffer"] + filling,
-        },
-        safe_bytes=answer.safe_bytes + late + filling + run.later_bytes,
-        branches=run.branches,
-        selections=run.selections,
-        phases=phases,
-        is_lower_bound=run.is_lower_bound,
-        error=run.error,
-        host=run.host,
-    )
-
-
 def run_script(call: ScriptCall) -> ScriptRun:
     """Run a script in this process, which should be a child process, and return what it has shown.
 
@@ -395,14 +272,16 @@ def run_script(call: ScriptCall) -> ScriptRun:
         return shown()
 
     def shown() -> ScriptRun:
-        return _shown(call.script, file, observer, values, allocator.settings, torch_notes)
+        return shown_run(
+            call.script, file, call.platform, observer, values, allocator.settings, torch_notes
+        )
 
     def seen() -> None:
         """Answer for what was seen so far, outside of the modes: a worker of Ray waits for further
         tasks once it has trained, and goes on after any error."""
         if call.seen is not None:
             with patch.dict(values.sentences), without_function_modes(), WITHOUT_MODES.value()():
-                call.seen(result_of_script(shown(), call))
+                call.seen(result_of_script(shown()))
 
     observer.seen = seen
 
@@ -410,7 +289,7 @@ def run_script(call: ScriptCall) -> ScriptRun:
         if observer.first is not None:  # what is forked once the GPU is used cannot use it
             return run()
         try:
-            call.report(result_of_script(observed(run), call))
+            call.report(result_of_script(observed(run)))
         except CodeEndedError:  # it has not trained, and is no part of the answer
             pass
         except GpumemnetError as error:
@@ -493,114 +372,6 @@ def _remedy(error: BaseException, call: ScriptCall) -> str:
     if isinstance(error, UnknownValueError):
         return "; let the script leave out this part, by its own arguments if it has some: it does not train"
     return ""
-
-
-def _shown(
-    script: Path,
-    file: Path,
-    observer: ScriptObserver,
-    values: ReadValues,
-    settings: AllocatorSettings,
-    torch_notes: tuple[str, ...],
-) -> ScriptRun:
-    """Return what a run has shown that took enough steps.
-
-    Args:
-        script: as it was given.
-        file: its file.
-        observer: has observed it.
-        values: what it has read from the GPU.
-        settings: settings of the caching allocator.
-        torch_notes: notes on the installed PyTorch.
-    """
-    for sentence in observer.notes.values():
-        values.note_once(sentence)
-    whole = observer.whole_run()
-    timeline = observer.first or observer.recorder.timeline()
-    if observer.is_lower_bound and not observer.has_stepped:
-        timeline = up_to_peak(timeline)
-    growth = grown_bytes(timeline)
-    largest = 0 if whole is None else max(whole.kept.values(), default=0)
-    if whole is not None and (gathered := whole.filling_bytes + largest):
-        told = {**whole.queues, **{f"what rounds of {each} leave": 0 for each in whole.kept}}
-        values.note_once(
-            f"the script gathers on the GPU for longer than was traced, and at least {gathered / MIB:,.0f} MiB more are counted, "
-            f"as {'; '.join(told or whole.full)} tells"
-        )
-    elif (
-        growth >= LEAST_GROWTH
-        and whole is not None
-        and (
-            (len(whole.rises) < 2 and kept_tensors(timeline.events[timeline.step_starts[-2] :]) > 0)
-            or sum(whole.rises) > 1
-        )
-    ):
-        values.note_once(
-            f"the memory on the GPU grows by {growth / MIB:,.1f} MiB with every step: the script keeps tensors of earlier steps"
-        )
-    elif whole is not None and sum(whole.rises) > 1:
-        values.note_once(
-            "the last steps that were traced each end with more on the GPU than those before: later ones may take more"
-        )
-    for sentence in () if whole is None else whole.sentences:
-        values.note_once(sentence)
-    lines = [*observer.counters.waiting]
-    if whole is not None and lines:
-        values.note_once(
-            f"{', '.join(lines[:5])}: runs at a later step than the {whole.steps:,} that were traced, "
-            "and what it takes then is not in the answer"
-        )
-    if observer.loops.left:
-        values.note_once(
-            f"{LEFT}: {', '.join(observer.loops.left)}; "
-            "what they gather or generate there is less than in the run"
-        )
-    if observer.loops.sampled:
-        values.note_once(
-            f"{', '.join(sorted(observer.loops.sampled))}: each round makes an optimizer, and the last ones that were traced "
-            "were alike; a larger network of a later round takes more"
-        )
-    if observer.loops.hurried:
-        values.note_once(
-            f"{', '.join(observer.loops.hurried)}: decided as later in the run, because the script gathers for long before it trains"
-        )
-    of_lines = {each.partition(": ")[0]: shorten(each, 160) for each in observer.loops.errors}
-    if of_lines:
-        more = f"; and {len(of_lines) - _MOST_ERRORS} more" * (len(of_lines) > _MOST_ERRORS)
-        values.note_once(
-            f"{WENT_ON}, perhaps only of the trace, and what these statements do is not in the answer: "
-            f"{'; '.join([*of_lines.values()][:_MOST_ERRORS])}{more}"
-        )
-    if observer.batch_size is None:
-        values.note_once(
-            "the batch size is not known, because no module with parameters ran in training; 1 is shown"
-        )
-    errors = (each for each, is_cut in observer.loops.errors.items() if not is_cut)
-    names = ", ".join(dict.fromkeys(observer.modules.model_names))
-    tensor_bytes, pinned_bytes = observer.recorder.host.peaks()
-    return ScriptRun(
-        file=file,
-        timeline=timeline,
-        whole=whole,
-        settings=settings,
-        model=f"{script.name} ({names})" if names else script.name,
-        batch_size=observer.batch_size or 1,
-        batch_sizes=observer.loaders.batch_sizes,
-        turned=observer.counters.turned,
-        later_bytes=0 if whole is None else whole.left_bytes,
-        notes=(*torch_notes, *values.notes),
-        branches=values.branches,
-        selections=tuple(values.selections),
-        cudnn_benchmark=torch.backends.cudnn.benchmark,
-        is_lower_bound=observer.is_lower_bound,
-        error=next(errors, "" if observer.progress.has_trained else observer.error),
-        host=HostMemory(
-            tensor_bytes=tensor_bytes,
-            pinned_bytes=pinned_bytes,
-            waiting_bytes=observer.loaders.waiting_bytes,
-            node_ranks=local_ranks(timeline.ranks),
-        ),
-    )
 
 
 def _main_module(script: Path, is_module: bool) -> ModuleType:

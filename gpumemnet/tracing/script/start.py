@@ -237,7 +237,7 @@ def trace_in_process(
     """
     request = request_from_dict(document)
     call, notes = script_call(document, request)
-    from gpumemnet.tracing.script import batch_sizes, run
+    from gpumemnet.tracing.script import batch_sizes, run, script_run
 
     call = replace(
         _continued(call, document),
@@ -258,7 +258,7 @@ def trace_in_process(
         answer = batch_sizes.trace_batches(call, extras, document["batch_argument"])
     else:
         call = replace(call, continued=continued)
-        answer = run.result_of_script(run.run_script(call), call, extras.curve)
+        answer = script_run.result_of_script(run.run_script(call), extras.curve)
     return replace(answer, notes=(*answer.notes, *notes))
 
 

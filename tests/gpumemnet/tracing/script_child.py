@@ -54,7 +54,8 @@ def _one_way(
     from gpumemnet.allocator import AllocatorSettings
     from gpumemnet.gpu import device_profile
     from gpumemnet.tracing.operators.rules import Platform
-    from gpumemnet.tracing.script.run import ScriptCall, result_of_script, run_script
+    from gpumemnet.tracing.script.run import ScriptCall, run_script
+    from gpumemnet.tracing.script.script_run import result_of_script
 
     platform = Platform(device=device_profile("A100"))
     settings = AllocatorSettings()
@@ -67,4 +68,4 @@ def _one_way(
         assumptions=assumptions,
         more_seconds=more_seconds,
     )
-    return result_of_script(run_script(call), call)
+    return result_of_script(run_script(call))
