@@ -339,11 +339,12 @@ def prepare_child() -> None:
         SET_CUDA_DEVICE,
         declare_torchvision_operators,
         replace_for_good,
+        value_of,
     )
     from gpumemnet.torch_private.script import LOAD, SET_DEFAULT_DEVICE
 
     declare_torchvision_operators()
-    load: Callable[..., Any] = LOAD.value()
+    load: Callable[..., Any] = value_of(LOAD)
 
     @wraps(load)
     def load_shapes(*args: Any, **kwargs: Any) -> Any:

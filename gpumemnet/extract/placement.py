@@ -47,6 +47,7 @@ from gpumemnet.torch_private.names import (
     seen_within_operators,
     storage_id,
     tree_map_only,
+    value_of,
     without_function_modes,
 )
 from gpumemnet.torch_private.training import AUTOCAST_BY_DEVICE
@@ -221,7 +222,7 @@ def placement(
     stack.enter_context(mode)
     stack.enter_context(seen_within_operators(mode))
     stack.enter_context(
-        replaced([(name, _cuda_for_meta(name.value())) for name in AUTOCAST_BY_DEVICE])
+        replaced([(name, _cuda_for_meta(value_of(name))) for name in AUTOCAST_BY_DEVICE])
     )
     return stack
 

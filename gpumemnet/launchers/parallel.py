@@ -41,6 +41,7 @@ from gpumemnet.torch_private.names import (
     replaced,
     schema,
     tree_leaves,
+    value_of,
 )
 from gpumemnet.torch_private.training import (
     NEW_GROUP,
@@ -95,7 +96,7 @@ def process_group(
             for collective, names in OBJECT_COLLECTIVES.items()
             for name in names
         ]
-        groups = [(name, _simulated(name.value())) for name in NEW_GROUP]
+        groups = [(name, _simulated(value_of(name))) for name in NEW_GROUP]
         gathered: ViewStreams = {}
         with replaced([*replacements, *groups]), _Collectives(exchanged, sends, gathered):
             yield gathered
@@ -318,7 +319,7 @@ def replicas_on_meta(recorder: Recorder) -> Iterator[None]:
             before each pass.
     """
     communicating = recorder.communicating()
-    init: Callable[..., None] = names.DDP_INIT.value()
+    init: Callable[..., None] = value_of(names.DDP_INIT)
 
     @communicating
     def made(
@@ -333,7 +334,7 @@ def replicas_on_meta(recorder: Recorder) -> Iterator[None]:
 
     replacements = (
         (names.DDP_INIT, made),
-        (names.DDP_PRE_FORWARD, communicating(names.DDP_PRE_FORWARD.value())),
+        (names.DDP_PRE_FORWARD, communicating(value_of(names.DDP_PRE_FORWARD))),
         # A synchronized batch norm keeps what a batch norm keeps, and statistics of a few numbers
         # per channel.
         (names.SYNC_BATCH_NORM, nn.BatchNorm2d.forward),
@@ -360,7 +361,7 @@ def sharding_on_meta(
         gathered: is told of views of flat parameters.
     """
     communicating = recorder.communicating()
-    resize: Callable[..., torch.UntypedStorage] = STORAGE_RESIZE.value()
+    resize: Callable[..., torch.UntypedStorage] = value_of(STORAGE_RESIZE)
 
     def resized(storage: torch.UntypedStorage, size_bytes: int) -> torch.UntypedStorage:
         resize(storage, size_bytes)
@@ -382,14 +383,14 @@ def sharding_on_meta(
         (names.MOVE_STATES, move),
         (names.NO_META_CHECK, lambda self: None),
         (names.OFFLOAD_CHECK, lambda self: None),
-        (names.SHARDED_SHAPES, recorder.absent()(names.SHARDED_SHAPES.value())),
-        (names.SHARD_PARAMETER, _offloading(names.SHARD_PARAMETER.value())),
+        (names.SHARDED_SHAPES, recorder.absent()(value_of(names.SHARDED_SHAPES))),
+        (names.SHARD_PARAMETER, _offloading(value_of(names.SHARD_PARAMETER))),
         *(
-            (method, communicating(method.value()))
+            (method, communicating(value_of(method)))
             for method in (*names.COMMUNICATING_METHODS, *names.FSDP1_COMMUNICATING)
         ),
         *(
-            (views, _joined_on_stream(views.value(), streams, gathered))
+            (views, _joined_on_stream(value_of(views), streams, gathered))
             for views in names.FSDP1_VIEWS
         ),
     )

@@ -37,7 +37,7 @@ from gpumemnet.launchers.pipeline_stages import StageFolder
 from gpumemnet.sandbox.user_code import is_user_code
 from gpumemnet.torch_private import script as script
 from gpumemnet.torch_private import training
-from gpumemnet.torch_private.names import replaced, without_function_modes
+from gpumemnet.torch_private.names import replaced, value_of, without_function_modes
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def threads_inherit_modes(end: type[BaseException]) -> Iterator[None]:
     """Context in which threads are started with the modes of the thread that enters it; ``end`` is
     how the trace ends one."""
     modes = script.modes_of_thread()
-    start = script.THREAD_START.value()
+    start = value_of(script.THREAD_START)
 
     def started(thread: Thread) -> None:
         run = thread.run
@@ -69,7 +69,7 @@ def processes_inherit_gpu(traced: Callable[[Callable[[], None]], None]) -> Itera
     Args:
         traced: runs what a process does, in that process, and reports its memory.
     """
-    start = script.PROCESS_START.value()
+    start = value_of(script.PROCESS_START)
     waited_for: list[BaseProcess] = []
 
     def started(process: BaseProcess) -> None:
@@ -85,13 +85,13 @@ def processes_inherit_gpu(traced: Callable[[Callable[[], None]], None]) -> Itera
 
         def run_aside() -> None:
             """What a loader's worker computes is on the host, where nothing is counted."""
-            with without_function_modes(), script.WITHOUT_MODES.value()():
+            with without_function_modes(), value_of(script.WITHOUT_MODES)():
                 run()
 
         method = getattr(process, "_start_method", None) or multiprocessing.get_start_method()
         is_forked = method == "fork"
         if (is_loader or is_own) and not is_forked:
-            vars(process)["_Popen"] = script.FORK.value()
+            vars(process)["_Popen"] = value_of(script.FORK)
         if file and not is_loader and (is_own or is_forked):  # a library's may be pickled
             process.run = run_traced  # type: ignore[method-assign]
         elif is_loader:

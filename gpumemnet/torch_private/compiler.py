@@ -18,36 +18,29 @@ from torch import nn
 
 from gpumemnet.torch_private.names import (
     Function,
-    TorchName,
     aten,
     replaced,
+    value_of,
 )
 
-COMPILE: Final = TorchName("torch:compile")
-MODULE_COMPILE: Final = TorchName("torch.nn:Module.compile")
-_COMPILED_MODULE: Final = TorchName("torch._dynamo.eval_frame:OptimizedModule")
-_CONTEXT: Final = TorchName("torch._dynamo.eval_frame:DisableContext")
-DESCRIBE_TENSOR: Final = TorchName(
-    "torch._subclasses.meta_utils:MetaTensorDescriber.describe_tensor"
-)
-FAKE_DISPATCH: Final = TorchName("torch._subclasses.fake_tensor:FakeTensorMode.dispatch")
-FAKE_VALUE: Final = TorchName("torch._dynamo.variables.builder:get_fake_value")
+COMPILE: Final = "torch:compile"
+MODULE_COMPILE: Final = "torch.nn:Module.compile"
+DESCRIBE_TENSOR: Final = "torch._subclasses.meta_utils:MetaTensorDescriber.describe_tensor"
+FAKE_DISPATCH: Final = "torch._subclasses.fake_tensor:FakeTensorMode.dispatch"
+FAKE_VALUE: Final = "torch._dynamo.variables.builder:get_fake_value"
 GLOBAL_HOOKS: Final = tuple(
-    TorchName(f"torch.nn.modules.module:_global_{name}")
+    f"torch.nn.modules.module:_global_{name}"
     for name in (
         *("forward_pre_hooks", "forward_hooks", "forward_hooks_with_kwargs"),
         "forward_hooks_always_called",
     )
 )
 _CUDA: Final = torch.device("cuda", 0)
-_IS_AVAILABLE: Final = TorchName("torch.cuda:is_available")
-_PROPERTIES: Final = TorchName("torch.cuda:get_device_properties")
 _INTERFACE: Final = "torch._dynamo.device_interface:CudaInterface"
 _TRITON: Final = "torch._inductor.codegen.triton"
-_JOINT_PASSES: Final = TorchName("torch._inductor.compile_fx:_recursive_joint_graph_passes")
+_JOINT_PASSES: Final = "torch._inductor.compile_fx:_recursive_joint_graph_passes"
 _PATTERNS: Final = tuple(
-    TorchName(f"torch._inductor.fx_passes.{name}:lazy_init")
-    for name in ("joint_graph", "post_grad")
+    f"torch._inductor.fx_passes.{name}:lazy_init" for name in ("joint_graph", "post_grad")
 )
 
 
@@ -61,7 +54,9 @@ def is_disabled() -> bool:
 
 def compiled_module(module: nn.Module, forward: Function) -> nn.Module:
     """Return ``module`` as ``torch.compile`` does, with this forward pass."""
-    shown: Any = _COMPILED_MODULE.value()(module, _CONTEXT.value()())
+    shown: Any = value_of("torch._dynamo.eval_frame:OptimizedModule")(
+        module, value_of("torch._dynamo.eval_frame:DisableContext")()
+    )
     shown.forward = forward
     return shown
 
@@ -84,7 +79,7 @@ def optimized(
         outside: context in which graphs are lowered; the backward graph is when it first runs.
     """
     inductor: Any = import_module("torch._inductor.compile_fx")
-    joint_passes = _JOINT_PASSES.value()
+    joint_passes = value_of(_JOINT_PASSES)
 
     def joint(graph: Any, *args: Any, **options: Any) -> Any:
         with outside():
@@ -125,7 +120,7 @@ def fake_values() -> Function:
     ``torch.tensor([], device="meta")`` is a tensor that is not fake, whatever mode is on, so
     ``torch.zeros`` stands for it.
     """
-    get = FAKE_VALUE.value()
+    get = value_of(FAKE_VALUE)
 
     def run(node: Any, tracer: Any, **options: Any) -> Any:
         made = get(node, tracer, **options)
@@ -209,14 +204,14 @@ def _on_cuda(value: Any) -> Any:
 @cache
 def _learn_patterns() -> None:
     """Load the patterns of graph passes, which PyTorch makes once, on the device that it has."""
-    with replaced([(_IS_AVAILABLE, lambda: False)]):
+    with replaced([("torch.cuda:is_available", lambda: False)]):
         for name in _PATTERNS:
-            name.value()(torch.device("cpu"))
+            value_of(name)(torch.device("cpu"))
 
 
-def _stand_ins() -> list[tuple[TorchName, object]]:
+def _stand_ins() -> list[tuple[str, object]]:
     """What stands for CUDA and Triton while Inductor plans."""
-    properties = staticmethod(_PROPERTIES.value())
+    properties = staticmethod(value_of("torch.cuda:get_device_properties"))
     kernel = f"{_TRITON}:TritonKernel"
     stand_ins: dict[str, object] = {
         f"{_INTERFACE}.get_device_properties": properties,
@@ -232,5 +227,5 @@ def _stand_ins() -> list[tuple[TorchName, object]]:
     }
     return [
         *((name, lambda *args: None) for name in _PATTERNS),
-        *((TorchName(path), value) for path, value in stand_ins.items()),
+        *stand_ins.items(),
     ]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from functools import cache, partial, reduce, wraps
 from importlib import import_module
 from importlib.util import find_spec
@@ -36,53 +35,40 @@ Keywords = dict[str, Any]
 """The same by name."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TorchName:
-    """One name of PyTorch.
+def owner_of(name: str) -> tuple[Any, str]:
+    """The object that has a name of PyTorch, and the last part of the name.
 
-    Attributes:
-        path: ``module:attribute``, such as ``torch._C:_current_autograd_node``.
-        is_created: whether PyTorch lacks the name by design and looks it up all the same.
+    Args:
+        name: ``module:attribute``, such as ``torch._C:_current_autograd_node``.
+
+    Raises:
+        UnsupportedTorchError: PyTorch does not have the owner.
     """
-
-    path: str
-    is_created: bool = False
-
-    @property
-    def shown(self) -> str:
-        """The name as it is written in Python."""
-        return self.path.replace(":", ".")
-
-    def owner(self) -> tuple[Any, str]:
-        """The object that has the name, and the last part of the name.
-
-        Raises:
-            UnsupportedTorchError: PyTorch does not have the owner.
-        """
-        module, _, attributes = self.path.partition(":")
-        *parents, last = attributes.split(".")
-        try:
-            return reduce(getattr, parents, import_module(module)), last
-        except (ImportError, AttributeError) as error:
-            raise missing(self) from error
-
-    def value(self) -> Any:
-        """What the name stands for.
-
-        Raises:
-            UnsupportedTorchError: PyTorch does not have it.
-        """
-        owner, last = self.owner()
-        try:
-            return getattr(owner, last)
-        except AttributeError as error:
-            raise missing(self) from error
+    module, _, attributes = name.partition(":")
+    *parents, last = attributes.split(".")
+    try:
+        return reduce(getattr, parents, import_module(module)), last
+    except (ImportError, AttributeError) as error:
+        raise missing(name) from error
 
 
-def missing(name: TorchName) -> UnsupportedTorchError:
+def value_of(name: str) -> Any:
+    """What a name of PyTorch stands for.
+
+    Raises:
+        UnsupportedTorchError: PyTorch does not have it.
+    """
+    owner, last = owner_of(name)
+    try:
+        return getattr(owner, last)
+    except AttributeError as error:
+        raise missing(name) from error
+
+
+def missing(name: str) -> UnsupportedTorchError:
     """The error for a name that the installed PyTorch does not have."""
     return UnsupportedTorchError(
-        f"PyTorch {torch.__version__} cannot be traced with this version of gpumemnet: {name.shown} is missing: "
+        f"PyTorch {torch.__version__} cannot be traced with this version of gpumemnet: {name.replace(':', '.')} is missing: "
         f"install a tested PyTorch ({' or '.join(TESTED_RELEASES)}) or a newer gpumemnet"
     )
 
@@ -98,31 +84,33 @@ def torch_release() -> tuple[int, int]:
 
 
 @contextmanager
-def replaced(replacements: Iterable[tuple[TorchName, object]]) -> Iterator[None]:
+def replaced(replacements: Iterable[tuple[str, object]]) -> Iterator[None]:
     """Context in which names stand for something else.
 
     Args:
-        replacements: each name with what takes its place.
+        replacements: each name with what takes its place; a question mark follows a name that
+            PyTorch lacks by design, and looks up all the same.
 
     Raises:
         UnsupportedTorchError: PyTorch does not have one of the names.
     """
     with ExitStack() as stack:
         for name, replacement in replacements:
-            if not name.is_created:
-                name.value()
-            owner, last = name.owner()
+            path = name.removesuffix("?")
+            if path == name:
+                value_of(name)
+            owner, last = owner_of(path)
             if isinstance(replacement, FunctionType) and "<locals>" in replacement.__qualname__:
                 # By its name it can be pickled, as a task for another process is.
-                replacement.__module__, _, replacement.__qualname__ = name.path.partition(":")
+                replacement.__module__, _, replacement.__qualname__ = path.partition(":")
                 replacement.__name__ = last  # which numba looks up
-            stack.enter_context(patch.object(owner, last, replacement, create=name.is_created))
+            stack.enter_context(patch.object(owner, last, replacement, create=path != name))
         yield
 
 
-def replace_for_good(name: TorchName, replacement: object) -> None:
+def replace_for_good(name: str, replacement: object) -> None:
     """Let ``name`` stand for something else until the process ends; for child processes."""
-    owner, last = name.owner()
+    owner, last = owner_of(name)
     setattr(owner, last, replacement)
 
 
@@ -135,7 +123,7 @@ _DIRECTLY_USED: Final = (
     *("torch:_amp_foreach_non_finite_check_and_unscale_", "torch._C:_get_sdp_priority_order"),
     *("torch.nn.modules.loss:_Loss", "torch.nn.modules.batchnorm:_BatchNorm"),
 )
-"""Names that are used as they are; the others are looked up, and missed, as a :class:`TorchName`."""
+"""Names that are used as they are; the others are looked up, and missed, by :func:`value_of`."""
 
 
 def check_torch() -> tuple[str, ...]:
@@ -147,7 +135,7 @@ def check_torch() -> tuple[str, ...]:
     if ".".join(map(str, torch_release())) in TESTED_RELEASES:
         return ()
     for path in _DIRECTLY_USED:
-        TorchName(path).value()
+        value_of(path)
     tested = " and ".join(TESTED_RELEASES)
     return (
         f"Traced with PyTorch {torch.__version__}, which this version of gpumemnet was not tested with (tested: {tested}).",
@@ -248,7 +236,7 @@ def part_on_rank(tensor: Tensor) -> Tensor:
     return getattr(tensor, "_local_tensor", tensor)
 
 
-STORAGE_RESIZE: Final = TorchName("torch:UntypedStorage.resize_")
+STORAGE_RESIZE: Final = "torch:UntypedStorage.resize_"
 """To notice that fully_shard gives up gathered parameters."""
 
 
@@ -260,7 +248,7 @@ OWN_DICTS: Final = frozenset(
 )
 """Attributes of every module that are dicts: its parameters, its children, its hooks."""
 
-SET_CUDA_DEVICE: Final = TorchName("torch.cuda:set_device")
+SET_CUDA_DEVICE: Final = "torch.cuda:set_device"
 """To let code choose a GPU where there is none."""
 
 
@@ -296,16 +284,6 @@ def is_batch_norm(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.batchnorm._BatchNorm)
 
 
-DISPATCH_MODE: Final = TorchName("torch.utils._python_dispatch:TorchDispatchMode")
-"""To see every operator below autograd."""
-TREE_LEAVES: Final = TorchName("torch.utils._pytree:tree_leaves")
-"""To find the tensors among an operator's arguments."""
-TREE_MAP_ONLY: Final = TorchName("torch.utils._pytree:tree_map_only")
-"""To put meta tensors in place of an operator's arguments."""
-DISPATCH_KEY: Final = TorchName("torch._C:DispatchKey")
-"""To reach the kernel behind one of our own."""
-_INFERENCE_MODE: Final = TorchName("torch:inference_mode.__enter__")
-"""To keep what is ahead of autograd in inference mode."""
 _SET_GRADIENTS: Final[Function] = torch._C._set_grad_enabled
 
 if TYPE_CHECKING:
@@ -322,9 +300,9 @@ if TYPE_CHECKING:
         def __exit__(self, *error: object) -> None: ...
 else:
     OpOverload = Any
-    TorchDispatchMode = DISPATCH_MODE.value()
-    tree_leaves = TREE_LEAVES.value()
-    tree_map_only = TREE_MAP_ONLY.value()
+    TorchDispatchMode = value_of("torch.utils._python_dispatch:TorchDispatchMode")
+    tree_leaves = value_of("torch.utils._pytree:tree_leaves")
+    tree_map_only = value_of("torch.utils._pytree:tree_map_only")
 
 
 class DispatchMode(TorchDispatchMode):
@@ -364,26 +342,21 @@ def operator_packet(operator: Any) -> Any:
     return operator._overloadpacket
 
 
-_CUSTOM_OPERATORS: Final = TorchName("torch._library.custom_ops:OPDEFS")
-"""To run operators that do not describe their output."""
-_FAKE_OPERATORS: Final = TorchName("torch._library.simple_registry:singleton")
-_DYNAMIC_SIZES: Final = TorchName("torch._library.fake_impl:set_ctx_getter")
-"""To ask operators for their output whose sizes depend on values."""
-
-
 def python_function(operator: Any) -> Function | None:
     """The function of an operator that ``torch.library.custom_op`` has made; ``None`` for others."""
-    return getattr(_CUSTOM_OPERATORS.value().get(schema(operator).name), "_init_fn", None)
+    made = value_of("torch._library.custom_ops:OPDEFS").get(schema(operator).name)
+    return getattr(made, "_init_fn", None)
 
 
 def least_sized(operator: Any) -> Function | None:
     """What says which output an operator of another library has, each size that depends on values
     as small as it can be; ``None`` if nothing says that."""
-    kernel = _FAKE_OPERATORS.value().find(schema(operator).name).fake_impl.kernel
+    operators = value_of("torch._library.simple_registry:singleton")
+    kernel = operators.find(schema(operator).name).fake_impl.kernel
     least = SimpleNamespace(new_dynamic_size=lambda *, min=0, max=None: min)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with _DYNAMIC_SIZES.value()(lambda: least):
+        with value_of("torch._library.fake_impl:set_ctx_getter")(lambda: least):
             return kernel(*args, **kwargs)
 
     return None if kernel is None else run
@@ -426,7 +399,7 @@ def overriding_kernels(kernels: Mapping[Any, Function]) -> Iterator[None]:
             library.impl(
                 operator, _with_original(operator, kernel), "AutogradMeta", with_keyset=True
             )
-        with replaced([(_INFERENCE_MODE, _enter_inference_mode)]):
+        with replaced([("torch:inference_mode.__enter__", _enter_inference_mode)]):
             yield
     finally:
         library._destroy()
@@ -458,7 +431,7 @@ def _enter_inference_mode(context: Any) -> None:
 
 
 def _with_original(operator: Any, kernel: Function) -> Function:
-    key: Any = DISPATCH_KEY.value()
+    key: Any = value_of("torch._C:DispatchKey")
 
     def run(keys: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         # No device has this key, but PyTorch's autograd kernels are registered for it as for all
@@ -475,7 +448,7 @@ class _Aten:
     """``torch.ops.aten``, with an error that says what to do where PyTorch lacks an operator."""
 
     def __getattr__(self, name: str) -> Any:
-        operator = TorchName(f"torch:ops.aten.{name}").value()
+        operator = value_of(f"torch:ops.aten.{name}")
         self.__dict__[name] = operator
         return operator
 
@@ -499,7 +472,7 @@ def unscale_gradients(
     torch._amp_foreach_non_finite_check_and_unscale_(gradients, found_infinite, inverse_scale)
 
 
-ENGINE: Final = TorchName("torch.autograd:_engine_run_backward")
+ENGINE: Final = "torch.autograd:_engine_run_backward"
 """To see whether the backward engine itself adds gradients."""
 _NO_TASK: Final = -1
 
@@ -516,9 +489,9 @@ def running_node_number() -> int | None:
     return None if node is None else int(node._sequence_nr())
 
 
-FUNCTION_MODES: Final = TorchName("torch.overrides:_get_current_function_mode_stack")
+FUNCTION_MODES: Final = "torch.overrides:_get_current_function_mode_stack"
 """To know the modes of a thread."""
-_SAVED_TENSORS_HOOKS: Final = TorchName("torch.autograd.graph:saved_tensors_hooks.__init__")
+_SAVED_TENSORS_HOOKS: Final = "torch.autograd.graph:saved_tensors_hooks.__init__"
 """To let hooks and recomputed blocks see a GPU."""
 
 
@@ -529,7 +502,7 @@ def seen_within_operators(mode: TorchFunctionMode) -> Iterator[None]:
 
     PyTorch leaves a mode while the mode handles a function, and ``backward`` is such a function.
     """
-    stack = FUNCTION_MODES.value()
+    stack = value_of(FUNCTION_MODES)
 
     def seen(function: Function) -> Function:
         @wraps(function)
@@ -541,7 +514,7 @@ def seen_within_operators(mode: TorchFunctionMode) -> Iterator[None]:
 
         return run
 
-    make = _SAVED_TENSORS_HOOKS.value()
+    make = value_of(_SAVED_TENSORS_HOOKS)
 
     def made(hooks: Any, pack: Function, unpack: Function) -> None:
         make(hooks, seen(pack), seen(unpack))
@@ -549,7 +522,7 @@ def seen_within_operators(mode: TorchFunctionMode) -> Iterator[None]:
     with replaced(
         [
             (_SAVED_TENSORS_HOOKS, made),
-            (ENGINE, seen(ENGINE.value())),
+            (ENGINE, seen(value_of(ENGINE))),
         ]
     ):
         yield

@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 
 import torch
 
-from gpumemnet.torch_private.names import FUNCTION_MODES, TorchName, without_function_modes
+from gpumemnet.torch_private.names import FUNCTION_MODES, value_of, without_function_modes
 
 TORCH_FOLDER: Final = f"{Path(torch.__file__).parent}/"
 DEVICE_READERS: Final = (
@@ -50,16 +50,16 @@ METHOD_FILES: Final = tuple(
 """Files of PyTorch with functions of tensors that are written in Python."""
 
 
-OF_CUDA_BUILDS: Final = TorchName("torch._C:__getattr__", is_created=True)
+OF_CUDA_BUILDS: Final = "torch._C:__getattr__?"
 """To answer for what PyTorch has only where it is built for GPUs."""
-DEVICE_COUNT: Final = TorchName("torch._C:_cuda_getDeviceCount", is_created=True)
-BROADCAST: Final = TorchName("torch._C:_broadcast_coalesced", is_created=True)
-BROADCAST_ONE: Final = TorchName("torch._C:_broadcast", is_created=True)
-SCATTER: Final = TorchName("torch._C:_scatter", is_created=True)
-GATHER: Final = TorchName("torch._C:_gather", is_created=True)
+DEVICE_COUNT: Final = "torch._C:_cuda_getDeviceCount?"
+BROADCAST: Final = "torch._C:_broadcast_coalesced?"
+BROADCAST_ONE: Final = "torch._C:_broadcast?"
+SCATTER: Final = "torch._C:_scatter?"
+GATHER: Final = "torch._C:_gather?"
 """To answer with more than an empty value."""
-SCATTER_STREAM: Final = TorchName("torch.nn.parallel._functions:_get_stream")
-OVERRIDES: Final = TorchName("torch.overrides:has_torch_function")
+SCATTER_STREAM: Final = "torch.nn.parallel._functions:_get_stream"
+OVERRIDES: Final = "torch.overrides:has_torch_function"
 
 TENSOR_TYPES: Final = {
     "FloatTensor": torch.float32,
@@ -74,48 +74,46 @@ TENSOR_TYPES: Final = {
     "BoolTensor": torch.bool,
 }
 """Name of a type of tensors in ``torch`` and ``torch.cuda`` → the type of its elements."""
-GENERATOR: Final = TorchName("torch:Generator")
+GENERATOR: Final = "torch:Generator"
 """To accept generators of the simulated GPU."""
-LOAD: Final = TorchName("torch:load")
+LOAD: Final = "torch:load"
 """To load tensors to the simulated GPU, or without reading their values."""
-DATA_PARALLEL: Final = TorchName("torch.nn:DataParallel.forward")
+DATA_PARALLEL: Final = "torch.nn:DataParallel.forward"
 """To run the first GPU's share of a batch."""
-NAMED_GPUS: Final = TorchName("torch.nn.parallel.data_parallel:_check_balance")
+NAMED_GPUS: Final = "torch.nn.parallel.data_parallel:_check_balance"
 """To know how many GPUs it is made for."""
-_CONSTRUCTORS: Final = TorchName("torch.utils._device:_device_constructors")
-"""To know which functions use the default device."""
-PIN_MEMORY: Final = TorchName("torch:Tensor.pin_memory")
+PIN_MEMORY: Final = "torch:Tensor.pin_memory"
 """To leave tensors of data loaders where they are."""
-TENSOR_NEW: Final = TorchName("torch:Tensor.__new__")
+TENSOR_NEW: Final = "torch:Tensor.__new__"
 """To make subclasses of tensors from tensors."""
-RECORD_STREAM: Final = TorchName("torch:Tensor.record_stream")
+RECORD_STREAM: Final = "torch:Tensor.record_stream"
 """To accept streams of the simulated GPU."""
-MODULE_TO: Final = TorchName("torch.nn:Module.to")
+MODULE_TO: Final = "torch.nn:Module.to"
 """To move modules to the simulated GPU."""
-MODULE_APPLY: Final = TorchName("torch.nn:Module._apply")
+MODULE_APPLY: Final = "torch.nn:Module._apply"
 """To put others in the place of a module's tensors."""
-SET_THREADS: Final = TorchName("torch:set_num_threads")
+SET_THREADS: Final = "torch:set_num_threads"
 """To let 8 ranks share fewer cores."""
-PARSE_TO: Final = TorchName("torch._C._nn:_parse_to")
+PARSE_TO: Final = "torch._C._nn:_parse_to"
 """To move tensors of other classes to the simulated GPU."""
-MODULE_TO_EMPTY: Final = TorchName("torch.nn:Module.to_empty")
+MODULE_TO_EMPTY: Final = "torch.nn:Module.to_empty"
 """To allocate modules on the simulated GPU."""
-LAZY_METHODS: Final = TorchName("torch.nn.parameter:UninitializedTensorMixin._allowed_methods")
+LAZY_METHODS: Final = "torch.nn.parameter:UninitializedTensorMixin._allowed_methods"
 """To tell where parameters without a shape are."""
-MODULE_CUDA: Final = TorchName("torch.nn:Module.cuda")
-MODULE_CPU: Final = TorchName("torch.nn:Module.cpu")
+MODULE_CUDA: Final = "torch.nn:Module.cuda"
+MODULE_CPU: Final = "torch.nn:Module.cpu"
 """To move modules to the simulated GPU."""
-MODULE_CALL: Final = TorchName("torch.nn:Module.__call__")
+MODULE_CALL: Final = "torch.nn:Module.__call__"
 """To record passes that repeat."""
-DECORATE: Final = TorchName("torch.utils._contextlib:_DecoratorContextManager.__call__")
+DECORATE: Final = "torch.utils._contextlib:_DecoratorContextManager.__call__"
 """To record again what functions without gradients allocate."""
-JIT_TRACE: Final = TorchName("torch.jit:trace")
-JIT_GRAPH: Final = TorchName("torch.jit:_get_trace_graph")
+JIT_TRACE: Final = "torch.jit:trace"
+JIT_GRAPH: Final = "torch.jit:_get_trace_graph"
 """To trace what is not compiled."""
-JIT_SAVE: Final = TorchName("torch.jit:save")
-JIT_LOAD: Final = TorchName("torch.jit:load")
+JIT_SAVE: Final = "torch.jit:save"
+JIT_LOAD: Final = "torch.jit:load"
 """To keep what was not compiled, in the place of its file."""
-SAVE: Final = TorchName("torch:save")
+SAVE: Final = "torch:save"
 """To write files with zeros for weights without values."""
 STATE_DICTS: Final = "torch.distributed.checkpoint.state_dict"
 """Module of the functions that gather what is saved of several ranks."""
@@ -123,35 +121,34 @@ CHECKPOINTS: Final = tuple(
     f"torch.distributed.checkpoint.state_dict_{name}" for name in ("saver", "loader")
 )
 """Modules of the functions that save and load what several ranks hold."""
-FAKE_TENSORS: Final = TorchName("torch._subclasses.fake_tensor:FakeTensorMode")
+FAKE_TENSORS: Final = "torch._subclasses.fake_tensor:FakeTensorMode"
 """To write files with zeros that take no memory."""
-WITHOUT_MODES: Final = TorchName("torch.utils._python_dispatch:_disable_current_modes")
+WITHOUT_MODES: Final = "torch.utils._python_dispatch:_disable_current_modes"
 """To write files without recording it."""
-SET_DEFAULT_DEVICE: Final = TorchName("torch:set_default_device")
+SET_DEFAULT_DEVICE: Final = "torch:set_default_device"
 """To allocate on the device that a script chooses for everything."""
-SET_DEFAULT_TENSOR_TYPE: Final = TorchName("torch:set_default_tensor_type")
+SET_DEFAULT_TENSOR_TYPE: Final = "torch:set_default_tensor_type"
 """To allocate on the device that a script chooses for everything."""
-GET_DEFAULT_DEVICE: Final = TorchName("torch:get_default_device")
+GET_DEFAULT_DEVICE: Final = "torch:get_default_device"
 """To say which device that is."""
-ALLOCATOR_SETTINGS: Final = TorchName("torch._C:_accelerator_setAllocatorSettings")
+ALLOCATOR_SETTINGS: Final = "torch._C:_accelerator_setAllocatorSettings"
 """To know the settings that a script chooses."""
-MEMORY_FRACTION: Final = TorchName("torch.cuda:set_per_process_memory_fraction")
+MEMORY_FRACTION: Final = "torch.cuda:set_per_process_memory_fraction"
 """To know the share of the GPU that a script chooses."""
-BACKWARD: Final = TorchName("torch.autograd:backward")
+BACKWARD: Final = "torch.autograd:backward"
 """To know when a backward pass begins."""
-GRADIENTS: Final = TorchName("torch.autograd:grad")
+GRADIENTS: Final = "torch.autograd:grad"
 """To know when a script computes gradients itself."""
-ALL_TRUE: Final = TorchName("torch:_is_all_true")
+ALL_TRUE: Final = "torch:_is_all_true"
 """To let distributions accept arguments that have no values."""
-OPTIMIZER: Final = TorchName("torch.optim:Optimizer.__init__")
+OPTIMIZER: Final = "torch.optim:Optimizer.__init__"
 """To know whether a script has an optimizer."""
 
 
-_DISPATCH_MODES: Final = TorchName("torch.utils._python_dispatch:_get_current_dispatch_mode_stack")
 _ENTER_MODE: Final = {
     kind: (
-        TorchName(f"{module}:_push_mode"),
-        TorchName(f"{module}:_pop_mode"),
+        f"{module}:_push_mode",
+        f"{module}:_pop_mode",
     )
     for kind, module in (
         ("function", "torch.overrides"),
@@ -164,7 +161,10 @@ Modes = tuple[tuple[str, Any], ...]
 
 def modes_of_thread() -> Modes:
     """The modes that this thread has entered."""
-    found = {"function": FUNCTION_MODES.value()(), "dispatch": _DISPATCH_MODES.value()()}
+    found = {
+        "function": value_of(FUNCTION_MODES)(),
+        "dispatch": value_of("torch.utils._python_dispatch:_get_current_dispatch_mode_stack")(),
+    }
     return tuple((kind, mode) for kind, modes in found.items() for mode in modes)
 
 
@@ -174,8 +174,8 @@ def with_modes(modes: Modes) -> Iterator[None]:
     with ExitStack() as stack:
         for kind, mode in modes:
             push, pop = _ENTER_MODE[kind]
-            push.value()(mode)
-            stack.callback(pop.value())
+            value_of(push)(mode)
+            stack.callback(value_of(pop))
         yield
 
 
@@ -185,8 +185,8 @@ def without_modes() -> Iterator[None]:
     with ExitStack() as stack:
         for kind, mode in reversed(modes_of_thread()):
             push, pop = _ENTER_MODE[kind]
-            pop.value()()
-            stack.callback(push.value(), mode)
+            value_of(pop)()
+            stack.callback(value_of(push), mode)
         yield
 
 
@@ -197,37 +197,37 @@ below_modes: Final = torch._C._DisableTorchDispatch
 @contextmanager
 def unseen() -> Iterator[None]:
     """Context in which no mode sees what is called: numbers are really computed."""
-    with WITHOUT_MODES.value()(), without_function_modes():
+    with value_of(WITHOUT_MODES)(), without_function_modes():
         yield
 
 
-THREAD_START: Final = TorchName("threading:Thread.start")
-PROCESS_START: Final = TorchName("multiprocessing.process:BaseProcess.start")
+THREAD_START: Final = "threading:Thread.start"
+PROCESS_START: Final = "multiprocessing.process:BaseProcess.start"
 """To let processes inherit the simulated GPU."""
-FORK: Final = TorchName("multiprocessing.context:ForkProcess._Popen")
+FORK: Final = "multiprocessing.context:ForkProcess._Popen"
 """To let processes inherit the simulated GPU."""
-SAFETENSORS_SAVE: Final = TorchName("safetensors.torch:save_file")
-SAFETENSORS_TYPES: Final = TorchName("safetensors.torch:_TYPES")
+SAFETENSORS_SAVE: Final = "safetensors.torch:save_file"
+SAFETENSORS_TYPES: Final = "safetensors.torch:_TYPES"
 """Of another library, which may not be installed."""
-DATA_PTR: Final = TorchName("torch:UntypedStorage.data_ptr")
+DATA_PTR: Final = "torch:UntypedStorage.data_ptr"
 """To let scripts tell which tensors share memory."""
 
 
-OPEN_FILE: Final = tuple(TorchName(f"{module}:open") for module in ("builtins", "io"))
+OPEN_FILE: Final = tuple(f"{module}:open" for module in ("builtins", "io"))
 """To know which files a script writes."""
-OPEN_NUMBER: Final = TorchName("os:open")
+OPEN_NUMBER: Final = "os:open"
 """As ``Path.touch`` and tempfile do."""
-PRINT: Final = TorchName("builtins:print")
+PRINT: Final = "builtins:print"
 """To be of the same type as ``open``: some scripts replace it only if it is."""
-MOVE_FILE: Final = tuple(TorchName(f"os:{name}") for name in ("rename", "replace"))
+MOVE_FILE: Final = tuple(f"os:{name}" for name in ("rename", "replace"))
 """To follow the files that a script writes."""
-COPY_FILE: Final = (TorchName("shutil:copyfile"), TorchName("os:link"))
+COPY_FILE: Final = ("shutil:copyfile", "os:link")
 """To follow the files that a script writes."""
-MAKE_FOLDER: Final = TorchName("os:mkdir")
+MAKE_FOLDER: Final = "os:mkdir"
 """To remove the folders that a script makes."""
-LINK_FILE: Final = TorchName("os:symlink")
+LINK_FILE: Final = "os:symlink"
 """To remove links to files that are gone."""
-REMOVE: Final = tuple(map(TorchName, ("os:remove", "os:unlink", "shutil:rmtree")))
+REMOVE: Final = ("os:remove", "os:unlink", "shutil:rmtree")
 """To put back what the script removes."""
 
 
@@ -273,7 +273,7 @@ def of_cuda_builds(name: str) -> Any:
 
 def device_constructors() -> frozenset[Any]:
     """The functions that allocate on the default device."""
-    return frozenset(_CONSTRUCTORS.value()())
+    return frozenset(value_of("torch.utils._device:_device_constructors")())
 
 
 def cpu_generator(shown_device: torch.device) -> type:

@@ -23,27 +23,21 @@ from torch.optim import LBFGS
 
 from gpumemnet.torch_private.names import (
     Function,
-    TorchName,
     replaced,
+    value_of,
 )
 
-_OPTIMIZER_MODULES: Final = ("torch.optim.optimizer", "torch.utils._foreach_utils")
-_OPTIMIZER_FUNCTIONS: Final = (
-    "_get_foreach_kernels_supported_devices",
-    "_get_fused_kernels_supported_devices",
-)
 _CAPTURABLE: Final = tuple(
-    TorchName(f"torch.optim.{module}:_get_capturable_supported_devices")
+    f"torch.optim.{module}:_get_capturable_supported_devices"
     for module in ("adadelta", "adam", "adamax", "asgd", "nadam", "radam", "rmsprop", "rprop")
 )
 """To let optimizers count their steps on a GPU."""
 
 
 _SUPPORTED: Final = tuple(
-    TorchName(path)
-    for module in _OPTIMIZER_MODULES
-    for function in _OPTIMIZER_FUNCTIONS
-    for path in (f"{module}:{function}",)
+    f"{module}:_get_{kind}_kernels_supported_devices"
+    for module in ("torch.optim.optimizer", "torch.utils._foreach_utils")
+    for kind in ("foreach", "fused")
 )
 """To let optimizers choose the implementation that they choose on a GPU."""
 
@@ -59,7 +53,7 @@ def gpu_optimizers() -> AbstractContextManager[None]:
 
         return supported
 
-    return replaced((name, with_meta(name.value())) for name in (*_SUPPORTED, *_CAPTURABLE))
+    return replaced((name, with_meta(value_of(name))) for name in (*_SUPPORTED, *_CAPTURABLE))
 
 
 def history_of_first_step(optimizer: LBFGS) -> list[torch.Tensor]:
@@ -81,27 +75,27 @@ def fill_history(optimizer: LBFGS) -> None:
     state["ro"] += [state["d"].new_empty(()) for _ in range(missing)]
 
 
-AMP_UNAVAILABLE: Final = TorchName("torch.cuda.amp.common:amp_definitely_not_available")
+AMP_UNAVAILABLE: Final = "torch.cuda.amp.common:amp_definitely_not_available"
 """To let gradient scalers scale without a GPU."""
-BF16_SUPPORT: Final = TorchName("torch.cuda:is_bf16_supported")
+BF16_SUPPORT: Final = "torch.cuda:is_bf16_supported"
 """To let autocast use bfloat16 where the GPU has it."""
-CLEAR_AUTOCAST_CACHE: Final = TorchName("torch:clear_autocast_cache")
+CLEAR_AUTOCAST_CACHE: Final = "torch:clear_autocast_cache"
 """To forget casts when PyTorch does."""
-AUTOCAST_CAST: Final = TorchName("torch.amp.autocast_mode:_cast")
+AUTOCAST_CAST: Final = "torch.amp.autocast_mode:_cast"
 """To cast for custom_fwd(cast_inputs=…)."""
-CHECKPOINT_DEVICE: Final = TorchName("torch.utils.checkpoint:_infer_device_type")
+CHECKPOINT_DEVICE: Final = "torch.utils.checkpoint:_infer_device_type"
 """To let checkpoints enter autocast again as on a GPU."""
 AUTOCAST_BY_DEVICE: Final = (
-    TorchName("torch.amp.autocast_mode:autocast.__init__"),
-    TorchName("torch:is_autocast_enabled"),
-    TorchName("torch:get_autocast_dtype"),
+    "torch.amp.autocast_mode:autocast.__init__",
+    "torch:is_autocast_enabled",
+    "torch:get_autocast_dtype",
 )
 """Functions of autocast that take a device by its name."""
-SCALER_STEP: Final = TorchName("torch.amp.grad_scaler:GradScaler._maybe_opt_step")
+SCALER_STEP: Final = "torch.amp.grad_scaler:GradScaler._maybe_opt_step"
 """To let gradient scalers step without reading whether gradients overflow."""
-SCALER_SCALE: Final = TorchName("torch.amp.grad_scaler:GradScaler.get_scale")
+SCALER_SCALE: Final = "torch.amp.grad_scaler:GradScaler.get_scale"
 """To answer for the scale, which has no value."""
-SCALER_GROWTH: Final = TorchName("torch.amp.grad_scaler:GradScaler._get_growth_tracker")
+SCALER_GROWTH: Final = "torch.amp.grad_scaler:GradScaler._get_growth_tracker"
 """To answer for the growth tracker, which has no value."""
 
 
@@ -217,27 +211,24 @@ _FULLY_SHARD: Final = "torch.distributed.fsdp._fully_shard"
 _GROUP: Final = f"{_FULLY_SHARD}._fsdp_param_group:FSDPParamGroup"
 
 OBJECT_COLLECTIVES: Final = {
-    name: tuple(TorchName(f"{module}:{name}") for module in _C10D) for name in _OBJECT_COLLECTIVES
+    name: tuple(f"{module}:{name}" for module in _C10D) for name in _OBJECT_COLLECTIVES
 }
 """Name of a collective for Python objects → where PyTorch has it."""
 
 INIT_PROCESS_GROUP: Final = tuple(
-    TorchName(f"{module}:init_process_group")
-    for module in (*_C10D, "torch.distributed.device_mesh")
+    f"{module}:init_process_group" for module in (*_C10D, "torch.distributed.device_mesh")
 )
 """To let a script start a simulated process group."""
-DESTROY_PROCESS_GROUP: Final = tuple(
-    TorchName(f"{module}:destroy_process_group") for module in _C10D
-)
+DESTROY_PROCESS_GROUP: Final = tuple(f"{module}:destroy_process_group" for module in _C10D)
 """To keep a simulated process group until the script ends."""
-GET_BACKEND: Final = tuple(TorchName(f"{module}:get_backend") for module in _C10D)
+GET_BACKEND: Final = tuple(f"{module}:get_backend" for module in _C10D)
 """To answer with the backend that a script asked for."""
-NEW_GROUP: Final = tuple(TorchName(f"{module}:new_group") for module in _C10D)
+NEW_GROUP: Final = tuple(f"{module}:new_group" for module in _C10D)
 """To simulate further process groups."""
-SPAWN: Final = TorchName("torch.multiprocessing:spawn")
+SPAWN: Final = "torch.multiprocessing:spawn"
 """To run the first of several processes in this one."""
 FSDP1_COMMUNICATING: Final = tuple(
-    TorchName(f"torch.distributed.fsdp.{name}")
+    f"torch.distributed.fsdp.{name}"
     for name in (
         "_flat_param:FlatParamHandle.pre_unshard",
         "_flat_param:FlatParamHandle.unshard",
@@ -246,61 +237,55 @@ FSDP1_COMMUNICATING: Final = tuple(
 )
 """To know what is allocated to communicate."""
 FSDP1_VIEWS: Final = tuple(
-    TorchName(f"torch.distributed.fsdp._flat_param:FlatParamHandle._get_unflat_views_{kind}")
+    f"torch.distributed.fsdp._flat_param:FlatParamHandle._get_unflat_views_{kind}"
     for kind in ("aligned", "unaligned")
 )
 """To know on which stream gradients of a flat parameter are joined."""
 
-DDP_INIT: Final = TorchName("torch.nn.parallel:DistributedDataParallel.__init__")
+DDP_INIT: Final = "torch.nn.parallel:DistributedDataParallel.__init__"
 """To put replicas on meta tensors."""
-DDP_PRE_FORWARD: Final = TorchName("torch.nn.parallel:DistributedDataParallel._pre_forward")
+DDP_PRE_FORWARD: Final = "torch.nn.parallel:DistributedDataParallel._pre_forward"
 """To know what replicas allocate to communicate."""
-SYNC_BATCH_NORM: Final = TorchName("torch.nn:SyncBatchNorm.forward")
+SYNC_BATCH_NORM: Final = "torch.nn:SyncBatchNorm.forward"
 """To run synchronized batch norms, whose kernels are CUDA's alone."""
-VERIFY_SHAPES: Final = TorchName(
-    "torch.nn.parallel.distributed:_verify_param_shape_across_processes"
-)
+VERIFY_SHAPES: Final = "torch.nn.parallel.distributed:_verify_param_shape_across_processes"
 """To skip a comparison with ranks that do not exist."""
 
-DEVICE_MODULE: Final = TorchName("torch:meta", is_created=True)
+DEVICE_MODULE: Final = "torch:meta?"
 """Where PyTorch looks for the module of the meta device, as ``torch.cuda`` is that of CUDA; there
 is none."""
-ACCELERATOR_STREAM: Final = TorchName("torch.accelerator:current_stream")
+ACCELERATOR_STREAM: Final = "torch.accelerator:current_stream"
 """To give the streams of a simulated GPU."""
-RNG_SUPPORT: Final = TorchName("torch.distributed.tensor._dispatch:is_rng_supported_mesh")
+RNG_SUPPORT: Final = "torch.distributed.tensor._dispatch:is_rng_supported_mesh"
 """To leave random numbers to each rank."""
-MESH_DEVICE: Final = TorchName(f"{_FULLY_SHARD}._fully_shard:_get_device_from_mesh")
+MESH_DEVICE: Final = f"{_FULLY_SHARD}._fully_shard:_get_device_from_mesh"
 """To shard on meta tensors."""
-MOVE_STATES: Final = TorchName(f"{_FULLY_SHARD}._fsdp_init:_move_states_to_device")
+MOVE_STATES: Final = f"{_FULLY_SHARD}._fsdp_init:_move_states_to_device"
 """To know which tensors fully_shard brings to the GPU."""
-NO_META_CHECK: Final = TorchName(f"{_GROUP}._validate_no_meta_params")
+NO_META_CHECK: Final = f"{_GROUP}._validate_no_meta_params"
 """To shard meta tensors."""
-OFFLOAD_CHECK: Final = TorchName(f"{_GROUP}._validate_cpu_offload_params")
+OFFLOAD_CHECK: Final = f"{_GROUP}._validate_cpu_offload_params"
 """To offload shards that are meta tensors."""
-SHARD_PARAMETER: Final = TorchName(f"{_FULLY_SHARD}._fsdp_param:FSDPParam._init_sharded_param")
+SHARD_PARAMETER: Final = f"{_FULLY_SHARD}._fsdp_param:FSDPParam._init_sharded_param"
 """To offload shards to the host."""
-SHARDED_SHAPES: Final = TorchName(
+SHARDED_SHAPES: Final = (
     "torch.distributed.tensor._sharding_prop:ShardingPropagator._propagate_tensor_meta_non_cached"
 )
 """To leave out fake tensors that only tell shapes."""
 COMMUNICATING_METHODS: Final = tuple(
-    TorchName(f"{_GROUP}.{method}") for method in ("unshard", "wait_for_unshard", "post_backward")
+    f"{_GROUP}.{method}" for method in ("unshard", "wait_for_unshard", "post_backward")
 )
 """To know what is allocated to communicate."""
-_MODULE_STATES: Final = TorchName("torch.distributed._composable_state:_module_state_mapping")
-"""To leave a sharded model as it was."""
-_FAKE_STORE: Final = TorchName("torch.testing._internal.distributed.fake_pg:FakeStore")
-"""To start a process group without processes."""
 
 
 def fake_store() -> Any:
     """A store for a process group whose other ranks do not exist."""
-    return _FAKE_STORE.value()()
+    return value_of("torch.testing._internal.distributed.fake_pg:FakeStore")()
 
 
 def forget_sharding(module: nn.Module) -> None:
     """Remove what ``fully_shard`` remembers of a module."""
-    _MODULE_STATES.value().pop(module, None)
+    value_of("torch.distributed._composable_state:_module_state_mapping").pop(module, None)
 
 
 def resolve_process_group(name: str) -> Any:

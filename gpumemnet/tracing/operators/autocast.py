@@ -42,6 +42,7 @@ from gpumemnet.torch_private.names import (
     overriding_kernels,
     replaced,
     schema,
+    value_of,
     without_function_modes,
 )
 from gpumemnet.tracing.operators.attention import attention
@@ -242,9 +243,9 @@ def _cuda_autocast(platform: Platform) -> Iterator[None]:
                 including_emulation or platform.compute_capability[0] >= 8
             ),
         ),
-        (training.CLEAR_AUTOCAST_CACHE, _clearing(training.CLEAR_AUTOCAST_CACHE.value())),
-        (training.AUTOCAST_CAST, _cast_as_cuda(training.AUTOCAST_CAST.value())),
-        (training.CHECKPOINT_DEVICE, _cuda_for_meta(training.CHECKPOINT_DEVICE.value())),
+        (training.CLEAR_AUTOCAST_CACHE, _clearing(value_of(training.CLEAR_AUTOCAST_CACHE))),
+        (training.AUTOCAST_CAST, _cast_as_cuda(value_of(training.AUTOCAST_CAST))),
+        (training.CHECKPOINT_DEVICE, _cuda_for_meta(value_of(training.CHECKPOINT_DEVICE))),
         (
             training.SCALER_STEP,
             lambda scaler, optimizer, state, *args, **kwargs: optimizer.step(*args, **kwargs),

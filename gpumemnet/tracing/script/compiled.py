@@ -32,6 +32,7 @@ from gpumemnet.torch_private.names import (
     Function,
     aten,
     replaced,
+    value_of,
     without_function_modes,
 )
 from gpumemnet.torch_private.script import MODULE_CALL, modes_of_thread, with_modes, without_modes
@@ -77,8 +78,8 @@ class Compiler:
         self._recorder = recorder
         self._on_gpu = on_gpu
         self._note = note
-        self._compile: Function = names.COMPILE.value()
-        self._call: Function = MODULE_CALL.value()
+        self._compile: Function = value_of(names.COMPILE)
+        self._call: Function = value_of(MODULE_CALL)
         self._modes: Any = ()
         self._dispatch: Any = None
 
@@ -177,7 +178,7 @@ class Compiler:
     @contextmanager
     def _hidden(self) -> Iterator[None]:
         """Context in which Dynamo and AOTAutograd see nothing of the trace."""
-        describe, dispatch = names.DESCRIBE_TENSOR.value(), names.FAKE_DISPATCH.value()
+        describe, dispatch = value_of(names.DESCRIBE_TENSOR), value_of(names.FAKE_DISPATCH)
         self._dispatch = dispatch
 
         def described(describer: Any, tensor: Tensor, **options: Any) -> Any:

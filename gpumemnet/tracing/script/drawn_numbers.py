@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpumemnet.torch_private.names import Function, TorchName
+from gpumemnet.torch_private.names import Function, value_of
 from gpumemnet.torch_private.script import unseen
 from gpumemnet.tracing.script.counters import LARGEST, Progress, makes_sample
 from gpumemnet.tracing.script.longest_batch import random_states, set_random_states, time_to_read
@@ -64,10 +64,10 @@ def extreme_draws(progress: Progress) -> Function:
     return drawn_by
 
 
-def replaced_draws(drawn_by: Function) -> list[tuple[TorchName, Function]]:
+def replaced_draws(drawn_by: Function) -> list[tuple[str, Function]]:
     """Return the functions that draw numbers, with what takes their place."""
 
     def around(draw: Function) -> Function:
         return lambda *args, **named: drawn_by(draw, *args, **named)
 
-    return [(name, around(name.value())) for name in map(TorchName, _FUNCTIONS.split())]
+    return [(name, around(value_of(name))) for name in _FUNCTIONS.split()]

@@ -31,7 +31,7 @@ from torch.utils.data import (
 from gpumemnet.extract.module_calls import tensors_in
 from gpumemnet.sandbox.process import alarm_waits
 from gpumemnet.sandbox.user_code import fault_sentence, variables_of
-from gpumemnet.torch_private.names import TorchName, tree_map_only
+from gpumemnet.torch_private.names import tree_map_only, value_of
 from gpumemnet.torch_private.script import unseen
 
 SAMPLED: Final = 32
@@ -45,7 +45,7 @@ _DRAWS: Final = 24
 functions draw their size."""
 _ALIKE: Final = 0.02
 """Part of a size by which draws of one sample may differ that count as alike."""
-_ITERATOR: Final = TorchName("torch.utils.data:DataLoader._get_iterator")
+_ITERATOR: Final = "torch.utils.data:DataLoader._get_iterator"
 """Starts the workers of a loader of the trace's own, which gives all that they read."""
 _SECONDS: Final = 2.0
 """CPU time to draw batches of two."""
@@ -195,7 +195,7 @@ def as_worker(loader: AnyLoader, read: Callable[[], Any]) -> Any:
         worker_init_fn=begin,
         multiprocessing_context="fork",
     )
-    batches = _ITERATOR.value()(worker)
+    batches = value_of(_ITERATOR)(worker)
     with alarm_waits():
         found = next(batches)
     if isinstance(found, str):

@@ -38,6 +38,7 @@ from gpumemnet.torch_private.names import (
     replaced,
     storage_id,
     storage_of,
+    value_of,
     without_function_modes,
 )
 from gpumemnet.torch_private.script import BACKWARD, DECORATE, GRADIENTS, MODULE_CALL, OPTIMIZER
@@ -411,9 +412,9 @@ class ScriptObserver:
     @contextmanager
     def observing(self) -> Iterator[None]:
         """Context in which backward passes and optimizer steps are noticed."""
-        backward: Callable[..., None] = BACKWARD.value()
-        gradients: Callable[..., tuple[Tensor | None, ...]] = GRADIENTS.value()
-        make_optimizer: Callable[..., None] = OPTIMIZER.value()
+        backward: Callable[..., None] = value_of(BACKWARD)
+        gradients: Callable[..., tuple[Tensor | None, ...]] = value_of(GRADIENTS)
+        make_optimizer: Callable[..., None] = value_of(OPTIMIZER)
 
         def observed_backward(*args: Any, **kwargs: Any) -> None:
             is_inner = self._passing  # of a checkpointed part, say
@@ -457,8 +458,8 @@ class ScriptObserver:
                         (BACKWARD, observed_backward),
                         (GRADIENTS, observed_gradients),
                         (OPTIMIZER, made),
-                        (MODULE_CALL, self._repeated.around(MODULE_CALL.value())),
-                        (DECORATE, self._repeated.around_decorator(DECORATE.value())),
+                        (MODULE_CALL, self._repeated.around(value_of(MODULE_CALL))),
+                        (DECORATE, self._repeated.around_decorator(value_of(DECORATE))),
                         *replaced_draws(self.drawn_by),
                     ]
                 ),

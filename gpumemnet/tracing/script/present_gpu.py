@@ -41,6 +41,7 @@ from gpumemnet.torch_private.names import (
     own_buffers,
     own_parameters,
     replaced,
+    value_of,
     without_function_modes,
 )
 from gpumemnet.tracing.operators.rules import Platform
@@ -269,7 +270,7 @@ def present_gpu(
         if target is not None:
             if is_away:
                 with without_function_modes():
-                    names.MODULE_APPLY.value()(module, requests.to_meta)
+                    value_of(names.MODULE_APPLY)(module, requests.to_meta)
             else:
                 leave_gpu(module)
             args = tuple(arg for arg in args if not isinstance(arg, str | torch.device))
@@ -288,7 +289,7 @@ def present_gpu(
         elif held:
             observer.module_left(held)
             with without_function_modes():
-                names.MODULE_APPLY.value()(
+                value_of(names.MODULE_APPLY)(
                     module,
                     lambda tensor: requests.moved_to_host(tensor, is_buffer=id(tensor) in buffers),
                 )
@@ -315,9 +316,9 @@ def present_gpu(
 
     recorder = observer.recorder
     jit_files: dict[str, Any] = {}
-    original_jit_save, original_jit_load = names.JIT_SAVE.value(), names.JIT_LOAD.value()
+    original_jit_save, original_jit_load = value_of(names.JIT_SAVE), value_of(names.JIT_LOAD)
     original_to, original_to_empty, original_load, original_data_ptr, parse_to, set_threads = (
-        name.value()
+        value_of(name)
         for name in (
             *(names.MODULE_TO, names.MODULE_TO_EMPTY, names.LOAD, names.DATA_PTR),
             *(names.PARSE_TO, names.SET_THREADS),
@@ -351,7 +352,7 @@ def present_gpu(
         ),
         (names.PIN_MEMORY, pinned),
         (names.RECORD_STREAM, lambda tensor, stream: None),
-        (names.TENSOR_NEW, tensor_new(names.TENSOR_NEW.value(), requests.of_default_type)),
+        (names.TENSOR_NEW, tensor_new(value_of(names.TENSOR_NEW), requests.of_default_type)),
         (names.MODULE_TO, to),
         (names.MODULE_TO_EMPTY, to_empty),
         (names.PARSE_TO, named_by_number),
@@ -373,7 +374,7 @@ def present_gpu(
         (names.SET_DEFAULT_DEVICE, requests.set_default_device),
         (names.SET_DEFAULT_TENSOR_TYPE, requests.set_default_tensor_type),
         (names.GET_DEFAULT_DEVICE, lambda: requests.default_device),
-        (names.LAZY_METHODS, [*names.LAZY_METHODS.value(), Tensor.untyped_storage]),
+        (names.LAZY_METHODS, [*value_of(names.LAZY_METHODS), Tensor.untyped_storage]),
     )
     total_bytes, context_bytes = card_bytes(platform.device)
     ready = preparations(

@@ -39,6 +39,7 @@ from gpumemnet.torch_private.names import (
     schema,
     storage_id,
     tree_leaves,
+    value_of,
     version_of,
 )
 from gpumemnet.tracing.missing_values import guess_of, running_place, selection_of, selects
@@ -60,7 +61,7 @@ def _functions(*names_of: str) -> frozenset[Any]:
 
 _NEVER: Final = _functions("isnan", "isinf", "isposinf", "isneginf")
 _ALWAYS: Final = _functions("isfinite")
-_ALL: Final = _functions("all") | {names.ALL_TRUE.value()}
+_ALL: Final = _functions("all") | {value_of(names.ALL_TRUE)}
 _SAME: Final = _ALL | _functions(
     "any", "clone", "detach", "reshape", "view", "squeeze", "flatten", "bool", "max", "min"
 )

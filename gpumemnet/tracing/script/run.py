@@ -54,6 +54,7 @@ from gpumemnet.torch_private.names import (
     declare_torchvision_operators,
     replaced,
     seen_within_operators,
+    value_of,
     without_function_modes,
 )
 from gpumemnet.torch_private.script import ALLOCATOR_SETTINGS, MEMORY_FRACTION, WITHOUT_MODES
@@ -280,7 +281,7 @@ def run_script(call: ScriptCall) -> ScriptRun:
         """Answer for what was seen so far, outside of the modes: a worker of Ray waits for further
         tasks once it has trained, and goes on after any error."""
         if call.seen is not None:
-            with patch.dict(values.sentences), without_function_modes(), WITHOUT_MODES.value()():
+            with patch.dict(values.sentences), without_function_modes(), value_of(WITHOUT_MODES)():
                 call.seen(result_of_script(shown()))
 
     observer.seen = seen

@@ -41,6 +41,7 @@ from gpumemnet.sandbox.checkpoint import is_own_process, leave, started, was_lef
 from gpumemnet.torch_private.names import (
     Function,
     replaced,
+    value_of,
     without_function_modes,
 )
 from gpumemnet.torch_private.script import (
@@ -110,7 +111,7 @@ class SavedFiles:
         self._overwritten: set[Path] = set()
         self._folders: list[Path] = []
         self._links: list[Path] = []
-        self._open, self._rename, self._write = builtins.open, os.rename, SAVE.value()
+        self._open, self._rename, self._write = builtins.open, os.rename, value_of(SAVE)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -181,7 +182,7 @@ class SavedFiles:
             link(source, target, *args, **kwargs)
             self._links.append(Path(os.fsdecode(target)).absolute())
 
-        make, link, open_number = MAKE_FOLDER.value(), LINK_FILE.value(), OPEN_NUMBER.value()
+        make, link, open_number = value_of(MAKE_FOLDER), value_of(LINK_FILE), value_of(OPEN_NUMBER)
         with ExitStack() as stack:
             stack.callback(self._undo)
             stack.enter_context(
@@ -193,8 +194,8 @@ class SavedFiles:
                         *((name, opened) for name in OPEN_FILE),
                         (PRINT, lambda *args, write=print, **kwargs: write(*args, **kwargs)),
                         *((name, renamed) for name in MOVE_FILE),
-                        *((name, following(name.value())) for name in COPY_FILE),
-                        *((name, setting_aside(name.value())) for name in REMOVE),
+                        *((name, following(value_of(name))) for name in COPY_FILE),
+                        *((name, setting_aside(value_of(name))) for name in REMOVE),
                     ]
                 )
             )
@@ -299,7 +300,7 @@ class SavedFiles:
         if importlib.util.find_spec("safetensors") is None:
             yield
             return
-        write = SAFETENSORS_SAVE.value()
+        write = value_of(SAFETENSORS_SAVE)
 
         def save_file(tensors: Mapping[str, Tensor], filename: Any, metadata: Any = None) -> None:
             target = _path(filename)
@@ -473,7 +474,7 @@ class SavedFiles:
 def _write_safetensors_of_zeros(tensors: Mapping[str, Tensor], target: Path, metadata: Any) -> None:
     """Write a sparse file in the format of safetensors: the header's length, header, data."""
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
-    names = {dtype: name for name, dtype in SAFETENSORS_TYPES.value().items()}
+    names = {dtype: name for name, dtype in value_of(SAFETENSORS_TYPES).items()}
     end = 0
     for name, tensor in tensors.items():
         begin, end = end, end + prod(tensor.shape) * tensor.element_size()
@@ -507,7 +508,7 @@ def _key(file: Any) -> Any:
 def _fake(tensor: Tensor) -> Tensor:
     """A tensor on the host with the shape of ``tensor`` that takes no memory."""
     size, stride, dtype = tensor.size(), tensor.stride(), tensor.dtype
-    with FAKE_TENSORS.value()():
+    with value_of(FAKE_TENSORS)():
         return _like(tensor, torch.empty_strided(size, stride, dtype=dtype))
 
 

@@ -25,7 +25,7 @@ from gpumemnet.extract.attention import cudnn_version
 from gpumemnet.gpu import DeviceProfile, available_mib, context
 from gpumemnet.launchers.launch_line import visible_gpus
 from gpumemnet.torch_private import script as names
-from gpumemnet.torch_private.names import TorchName
+from gpumemnet.torch_private.names import value_of
 from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.units import MIB
 
@@ -207,7 +207,7 @@ def cuda_functions(
     live_bytes: Callable[[], int],
     emptied: Callable[[], None],
     count: int,
-) -> list[tuple[TorchName, object]]:
+) -> list[tuple[str, object]]:
     """Return names of ``torch.cuda`` and ``torch.accelerator`` with what takes their place.
 
     The GPU's total memory is the capacity without what the driver reserves, as the driver reports
@@ -321,7 +321,7 @@ def cuda_functions(
     }
     for path, function in list(named.items()):  # torch.cuda.random.get_rng_state is another name
         module, name = path.split(":")
-        home = getattr(TorchName(path).value() if "." not in name else None, "__module__", "")
+        home = getattr(value_of(path) if "." not in name else None, "__module__", "")
         if home.startswith(f"{module}.") and not isinstance(function, type):
             named[f"{home}:{name}"] = another(function)
     named["torch.cuda.nccl:version"] = always(
@@ -345,7 +345,7 @@ def cuda_functions(
         "cuda"
     )
     return [
-        *((TorchName(path), function) for path, function in named.items()),
+        *named.items(),
         (names.DEVICE_COUNT, counted),
         # Of torch.nn.parallel: the first GPU keeps what it has.
         (names.BROADCAST, lambda tensors, devices, _: [list(tensors) for _ in devices]),
@@ -395,11 +395,11 @@ class _CudaSparseTensorType(_CudaTensorType):
         return torch.sparse_coo_tensor(*args, **named, dtype=cls.dtype, device=GPU)
 
 
-def cuda_tensor_types() -> list[tuple[TorchName, object]]:
+def cuda_tensor_types() -> list[tuple[str, object]]:
     """Return ``torch.cuda.FloatTensor`` and the like with what takes their place."""
     kinds = [("torch.cuda", _CudaTensorType), ("torch.cuda.sparse", _CudaSparseTensorType)]
     return [
-        (TorchName(f"{module}:{name}"), kind(name, (), {"dtype": dtype, "__module__": module}))
+        (f"{module}:{name}", kind(name, (), {"dtype": dtype, "__module__": module}))
         for module, kind in kinds
         for name, dtype in names.TENSOR_TYPES.items()
         if kind is _CudaTensorType or hasattr(torch.cuda.sparse, name)

@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader
 from gpumemnet.allocator import EMPTY_CACHE, signed_bytes
 from gpumemnet.extract.module_calls import tensors_in
 from gpumemnet.sandbox.process import alarm_waits
-from gpumemnet.torch_private.names import TorchName, replaced
+from gpumemnet.torch_private.names import replaced, value_of
 from gpumemnet.torch_private.script import unseen
 from gpumemnet.tracing.result import PhasePeak
 from gpumemnet.tracing.script.branches import asks_once, is_guarded
@@ -79,15 +79,15 @@ _EVALUATION_SECONDS: Final = 3.0
 _LONGEST: Final = "the longest batch"
 _SLOW_ROUNDS: Final = 6
 """Their first rounds, which tell little: equal passes run a few times before they are repeated."""
-_ITERATE: Final = TorchName("torch.utils.data:DataLoader.__iter__")
+_ITERATE: Final = "torch.utils.data:DataLoader.__iter__"
 """To come to the end of an epoch."""
-_FETCH: Final = TorchName("torch.utils.data._utils.fetch:_MapDatasetFetcher.fetch")
+_FETCH: Final = "torch.utils.data._utils.fetch:_MapDatasetFetcher.fetch"
 """To read fewer samples of a batch."""
-_MAKE_LOADER: Final = TorchName("torch.utils.data:DataLoader.__init__")
+_MAKE_LOADER: Final = "torch.utils.data:DataLoader.__init__"
 """To change its batch size."""
-_PARSE: Final = TorchName("argparse:ArgumentParser.parse_known_args")
+_PARSE: Final = "argparse:ArgumentParser.parse_known_args"
 """To change a default."""
-_DECODE: Final = TorchName("json:JSONDecoder.decode")
+_DECODE: Final = "json:JSONDecoder.decode"
 """To change the batch size of a JSON file."""
 
 
@@ -403,7 +403,7 @@ class Loaders:
     @contextmanager
     def observing(self) -> Iterator[None]:
         """Context in which loaders end early, once the first steps are over."""
-        iterate, make, fetch = _ITERATE.value(), _MAKE_LOADER.value(), _FETCH.value()
+        iterate, make, fetch = value_of(_ITERATE), value_of(_MAKE_LOADER), value_of(_FETCH)
 
         def begin(loader: AnyLoader) -> Iterator[Any]:
             workers = loader.num_workers, loader.prefetch_factor
@@ -441,7 +441,7 @@ class Loaders:
             self._resize(vars(found[0]))
             return found
 
-        decode, parse = _DECODE.value(), _PARSE.value()
+        decode, parse = value_of(_DECODE), value_of(_PARSE)
         with (
             replaced(
                 [
