@@ -24,7 +24,7 @@ LABEL_TOLERANCE_BYTES: Final = 2 * MIB
 caching allocator."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Row:
     """A measurement and the place that it was read from; ``number`` counts from 1."""
 
@@ -41,7 +41,7 @@ class Row:
         return f"{self.source} row {self.number} ({outcome})"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Merged:
     """The result of a merge.
 

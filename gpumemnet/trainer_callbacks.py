@@ -63,7 +63,7 @@ _PRECISIONS: Final = {
 _ATTENTION: Final = {"eager": "math", "flash_attention_2": "flash"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GpuAtHand:
     """The GPU that this process trains on.
 

@@ -50,7 +50,7 @@ FEWEST_ROWS: Final = 20
 """Sources with fewer rows of a family have no row in the table."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Figures:
     """Figures of one estimator for the rows of one source and family.
 
@@ -78,7 +78,7 @@ class Figures:
     limit_over_request: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Answers:
     """Expectation and 99 % limit of ``B`` jobs above the CUDA context, shape ``[B]``."""
 

@@ -43,7 +43,7 @@ _MAX_GRACE_SECONDS: Final = 20.0
 Record = Callable[[PlannedJob, Measurement], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RunSettings:
     """Settings that all jobs of a campaign share.
 

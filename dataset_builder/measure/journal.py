@@ -31,7 +31,7 @@ _WORTH_PROCESSES: Final = 32
 """Jobs above which processes of their own, which first import torch, save time."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Settings:
     """Settings that identify a campaign; two runs with equal settings are one campaign."""
 

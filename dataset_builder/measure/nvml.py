@@ -21,7 +21,7 @@ STAND_IN_DRIVER: Final = "stand-in"
 readings are no measurements."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Gpu:
     """A GPU, or one instance of a GPU in MIG mode.
 
@@ -40,7 +40,7 @@ class Gpu:
     index: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DeviceMemory:
     """One reading of a whole device."""
 

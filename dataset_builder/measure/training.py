@@ -56,7 +56,7 @@ Observe = Callable[[str], int]
 """Called with the name of a phase that has ended; returns the allocator's reserved bytes."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Run:
     members: Family
     planned: PlannedJob

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _REASONS_BETWEEN: Final = "; "
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class BatchOptions(PredictionOptions):
     """The options of a batch: those of each prediction, and more.
 

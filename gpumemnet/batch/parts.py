@@ -38,7 +38,7 @@ _MAX_LINE_BYTES: Final = 64 * 2**20
 _BLOCK_BYTES: Final = 4 * 2**20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Part:
     """Consecutive rows of a file.
 

@@ -53,7 +53,7 @@ _WORKER_ENVIRONMENT: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Outcome:
     """Result of a batch.
 

@@ -26,7 +26,7 @@ _EXTRAS: Final = {"dataset_builder": "build", "models": "train", "service": "ser
 ``pip install -e '.[…]'``."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Entry:
     """A command before it is imported.
 

@@ -29,7 +29,7 @@ ALIGNMENT_BYTES: Final = 16
 begin at multiples of 512."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ConvolutionQuestion:
     """One operation of a convolution, as PyTorch describes it to cuDNN.
 
@@ -54,7 +54,7 @@ class ConvolutionQuestion:
     dilation: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ExecutionPlan:
     """One way to compute a convolution.
 
@@ -69,7 +69,7 @@ class ExecutionPlan:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ExecutionPlans:
     """The supported plans of one operation, in the order in which PyTorch tries them.
 

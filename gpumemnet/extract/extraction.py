@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 DEFAULT_GPU: Final = "A100"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ExtractOptions(TrainingOptions):
     """The training options, and the GPU of the training.
 
@@ -72,7 +72,7 @@ def check_batch_size(batch_size: int | None, field: str = "batch_size") -> None:
         check_count(batch_size, field, 1, MAX_BATCH_SIZE)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Extraction:
     """A training job read from a model.
 

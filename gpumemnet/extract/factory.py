@@ -49,7 +49,7 @@ _OTHER_LANGUAGE: Final = re.compile(r"%%(?!time|capture)")
 _COMMAND: Final = re.compile(r"^(\s*)[!%].*")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class InputSpec:
     """One input of a model.
 
@@ -108,7 +108,7 @@ def inputs_from_specs(specs: Sequence[InputSpec], batch_size: int) -> ModelInput
     return ModelInputs(args, kwargs, batch_size)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Built:
     """What a factory returned.
 

@@ -36,7 +36,7 @@ _SHOWN_SHAPES: Final = 4
 """Number of different shapes that an error message lists."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModelInputs:
     """What the model is called with: meta tensors, tensors that keep their values, and other
     arguments of the factory, unchanged.
@@ -277,7 +277,7 @@ def map_tensors(value: Any, change: Callable[[Any], Any], *others: type) -> Any:
     return value
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MetaTensors:
     """The meta tensors of a model.
 

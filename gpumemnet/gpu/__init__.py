@@ -24,7 +24,7 @@ from gpumemnet.job.layers import check_count, describe
 from gpumemnet.units import MIB, ceil_mib
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ContextReading:
     """One reading of the CUDA context on a GPU model, published by others.
 
@@ -40,7 +40,7 @@ class ContextReading:
     source: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DeviceProfile:
     """One GPU model.
 
@@ -211,7 +211,7 @@ CONTEXT_GROWTH_BYTES: Final = 64 * MIB
 use enlarges the context."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ContextEstimate:
     """Estimated CUDA context of a training process.
 
@@ -277,7 +277,7 @@ show 6 to 71 MiB used in idle instances, mostly below 40 (such as
 github.com/XuehaiPan/nvitop/pull/8)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MigProfile:
     """One kind of MIG instance of one GPU model.
 
@@ -292,7 +292,7 @@ class MigProfile:
     source: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Reserve:
     """Memory of a GPU that the driver reserves.
 

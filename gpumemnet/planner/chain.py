@@ -49,7 +49,7 @@ _MOST_HOLDERS: Final = 4
 """A storage that more units hold counts as never gone."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SharedStorages:
     """Storages that several units hold: they are gone only if all of them let go.
 
@@ -66,7 +66,7 @@ class SharedStorages:
     regions: Flags
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Chain:
     """The costs of every decision.  Shapes: ``n`` units, ``o`` options, ``r`` regions.
 

@@ -43,7 +43,7 @@ HOST_MEMORY_BYTES: Final = 64 * GIB
 """Pinned host memory that a plan may take, if nothing else is said."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class UnitPass:
     """One forward and backward pass of a unit.
 
@@ -79,7 +79,7 @@ class UnitPass:
     backward: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Pass:
     """The forward and backward pass of one microbatch.
 
@@ -109,7 +109,7 @@ class Pass:
         return sorted(range(len(self.units)), key=lambda index: self.units[index].backward_start)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class StepCosts:
     """A traced training step, split into units.
 

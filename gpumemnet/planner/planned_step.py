@@ -180,7 +180,7 @@ class _Edit:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Simulation:
     """A simulated training step.
 

@@ -97,7 +97,7 @@ class Decision(StrEnum):
         return self in (Decision.SWAP, Decision.RECOMPUTE_AND_SWAP_INPUT)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """A plan for one model, with its predicted figures.  All times are modelled from the rates of
     the machine, not measured.
@@ -166,7 +166,7 @@ PLANNERS: Final = (DEFAULT_PLANNER, "exact")
 """Names of the searches, see :mod:`gpumemnet.planner.searches`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PlanRequest:
     """What a plan is asked with besides the model.
 
@@ -263,7 +263,7 @@ DECISION_TEXTS: Final = {
 """Decision → its words for people."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Alternative:
     """One change of a job's settings, and the memory that the job takes with it.
 
@@ -290,7 +290,7 @@ class Alternative:
     trace_options: Document = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class PlanAnswer:
     """How a job can be made to fit a budget.
 

@@ -23,7 +23,7 @@ from gpumemnet.planner.chain import KEEP, OPTIONS, Chain
 from gpumemnet.planner.plans import COPIES_BEHIND, FETCHED_AHEAD, Decision
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Found:
     """The result of a search.
 

@@ -51,7 +51,7 @@ MAX_FILE_BYTES: Final = 64 * 2**20
 GRAPH_OUTPUTS: Final = ("weights", "locations", "scales", "amounts")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Bundle:
     """A checked bundle in memory.
 

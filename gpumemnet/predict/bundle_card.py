@@ -29,7 +29,7 @@ ENCODERS: Final = ("mlp", "transformer")
 OptionValue = str | bool | int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TracedPeakCalibration:
     """Distribution of measured memory around the traced peak plus the CUDA context, for jobs that
     state a traced peak.
@@ -48,7 +48,7 @@ class TracedPeakCalibration:
     options: Mapping[str, Sequence[OptionValue]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class BundleCard:
     """The parsed card of a bundle.
 
@@ -168,7 +168,7 @@ UNIT_FLOOR_BYTES: Final = 2 * MIB
 side."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SiteCalibration:
     """A site's calibration of one bundle for one GPU.
 

@@ -96,7 +96,7 @@ def binomial_tail(count: int, trials: int, probability: float) -> float:
     return float(binom.sf(count - 1, trials, probability))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Centre:
     """A weighted median.
 

@@ -33,7 +33,7 @@ _LEAST_SCALE: Final = 1e-300
 """Lower limit of a scale, so that dividing by it is safe."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class MemoryDistribution:
     """Mixtures of logistics over ``log(bytes)`` for ``B`` jobs with ``K`` components.
 
@@ -125,7 +125,7 @@ DEFAULT_TOP_BYTES: Final = 192 * GIB
 """Upper edge of the last closed bin by default: the largest single GPU of today (B200, 192 GB)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BinScheme:
     """Bins of equal width from zero: bin ``k`` is ``[k·width, (k+1)·width)``; the last bin has no
     upper edge.

@@ -43,7 +43,7 @@ from gpumemnet.physics.saved_tensors import KIND_RULES
 from gpumemnet.physics.step_memory import TOTALS, OptionNumbers, fill_totals
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Column:
     """Name and meaning of one column of the feature vector."""
 

@@ -32,7 +32,7 @@ _LAYER_ROWS: Final = 50_000
 which bounds the work."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class BatchPoint:
     """Memory at one batch size: the maximum over this and all smaller batch sizes on the grid.
 
@@ -50,7 +50,7 @@ class BatchPoint:
 _NOTHING: Final = BatchPoint(batch_size=0, request_mib=0, limit_mib=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class BatchSizes(Target):
     """The largest batches that fit one target.
 

@@ -110,7 +110,7 @@ class Support:
         return np.array(counts, dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Unseen:
     """Properties of ``B`` jobs that a model has not seen in training; counted for all jobs, worded
     only for requested rows.

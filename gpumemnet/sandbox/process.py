@@ -463,7 +463,7 @@ def set_alarm(deadline_seconds: float) -> None:
     signal.setitimer(signal.ITIMER_REAL, deadline_seconds, _REPEAT_SECONDS)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _ShortAlarm:
     """An alarm before the deadline.
 

@@ -53,7 +53,7 @@ MAX_CONTEXT_BYTES: Final = 4 * GIB
 """Twice the largest CUDA context that is known."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CoverageFigures:
     """The bound at one coverage: jobs that it was put to the test by, those within it, bytes above
     what they took over these."""
@@ -64,7 +64,7 @@ class CoverageFigures:
     over_allocation: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Figures:
     """Accuracy of a model's answers for ``jobs`` jobs that did not run out of memory.
 
@@ -82,7 +82,7 @@ class Figures:
     coverages: tuple[CoverageFigures, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelCalibration:
     """One model, calibrated.
 
@@ -111,7 +111,7 @@ class ModelCalibration:
         return self.fit_jobs > 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Calibration:
     """What a site's rows tell about one GPU.
 
@@ -139,7 +139,7 @@ class Calibration:
     last: str | None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class _Part:
     """The ``B`` jobs that one model answers for, in an order that has nothing to do with what they
     took; amounts in bytes.

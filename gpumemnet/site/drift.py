@@ -37,7 +37,7 @@ TOLERATED_OUTSIDE: Final = 0.05
 """Share of jobs outside the support that is normal."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Finding:
     """The outcome of one test.
 
@@ -75,7 +75,7 @@ RULE: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DriftReport:
     """The tests of one run and their results.
 

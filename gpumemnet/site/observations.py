@@ -78,7 +78,7 @@ _SOFTWARE: Final = ("driver", "cuda", "torch")
 _PREDICTION_ID: Final = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\Z")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Observation:
     """The memory that one run of a job used.
 

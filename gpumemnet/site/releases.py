@@ -56,7 +56,7 @@ _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Release:
     """The bundles that answer together.
 
@@ -77,7 +77,7 @@ class Release:
     note: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Change:
     """One change of the champion: to which release, when (ISO 8601), by whom, why, and whether it
     went back to an older one."""
@@ -89,7 +89,7 @@ class Change:
     is_rollback: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Aliases:
     """The champion, and every champion so far, the oldest first."""
 

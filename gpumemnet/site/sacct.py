@@ -32,7 +32,7 @@ _PREDICTION: Final = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Skipped:
     """A job that gave no observation, with the reason.
 

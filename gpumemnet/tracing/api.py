@@ -52,7 +52,7 @@ DEADLINE_SECONDS: Final = 600.0
 """Time for a whole trace in a child process, including the import of torch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ExtraResults:
     """Results that a trace computes on request.
 
@@ -69,7 +69,7 @@ class ExtraResults:
     job: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TraceOptions(TrainingOptions):
     """The training options, and how the training loop is written.
 
@@ -120,7 +120,7 @@ class TraceOptions(TrainingOptions):
 DEFAULT_OPTIONS: Final = TraceOptions()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TraceRequest:
     """What a trace is told besides the model.
 

@@ -53,7 +53,7 @@ _NAMED: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class TargetLoss:
     """A loss of the output and of targets on the GPU.
 

@@ -50,7 +50,7 @@ def shown_mib(amounts: Sequence[int]) -> list[int]:
     return floors
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Peak:
     """The moment at which the allocated bytes reach their maximum.
 
@@ -71,7 +71,7 @@ class Peak:
     modules: tuple[tuple[str, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PhasePeak:
     """The most that tensors take in a kind of phase.
 
@@ -86,7 +86,7 @@ class PhasePeak:
     requested_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class BatchPoint:
     """The memory at one batch size.
 
@@ -102,7 +102,7 @@ class BatchPoint:
     verdict: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Curve:
     """The memory over one training step in steady state, for charts.
 
@@ -119,7 +119,7 @@ class Curve:
     phases: tuple[tuple[str, int], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class HostMemory:
     """The host memory of a script's processes, without Python, libraries and the driver.
 
@@ -149,7 +149,7 @@ class HostMemory:
         return (self.tensor_bytes + self.waiting_bytes) * self.node_ranks
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class TraceAnswer:
     """The memory of one job on one GPU, or on one of several GPUs that it runs on.
 

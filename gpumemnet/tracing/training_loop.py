@@ -63,7 +63,7 @@ AUTOCAST: Final = {name: getattr(torch, type_) for name, type_ in AUTOCAST_TYPES
 """Precision with autocast → the type that autocast computes in."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Recording:
     """A traced run.
 

@@ -49,7 +49,7 @@ NEWEST_SHARE: Final = 0.2
 """Share of the observations, the newest, that no candidate is trained on."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class InputFile:
     """One file that was read, with the number of its rows and of those that are used."""
 
@@ -59,7 +59,7 @@ class InputFile:
     used: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Refusal:
     """Rows of one file that are not used, with the reason."""
 
@@ -68,7 +68,7 @@ class Refusal:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Collected:
     """The ``B`` rows to learn from.
 

@@ -30,7 +30,7 @@ MOST_WASTE: Final = 1.0
 _SHARES: Final = ("above safe", "wrong bin", "bin too low")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Rule:
     """The gate's numbers.
 
@@ -76,7 +76,7 @@ class Rule:
 RULE: Final = Rule()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Judged:
     """The answers of champion and candidate for ``B`` jobs.
 
@@ -100,7 +100,7 @@ class Judged:
         return len(self.label_bytes)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Comparison:
     """One measure on one part: mean losses, and the chance that the candidate is not better, or not
     worse, by the bootstrap."""
@@ -111,7 +111,7 @@ class Comparison:
     p_not_worse: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PartVerdict:
     """The gate's findings on one part.
 
@@ -135,7 +135,7 @@ class PartVerdict:
     objections: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Verdict:
     """Whether the candidate takes the champion's place, and why, in sentences."""
 

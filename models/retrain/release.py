@@ -125,7 +125,7 @@ class RetrainingError(Exception):
     """A failure that no input caused, in one sentence; the champion is unchanged."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Request:
     """One retraining.
 
@@ -150,7 +150,7 @@ class Request:
     promotes: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Outcome:
     """The result of a retraining.
 

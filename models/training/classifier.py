@@ -66,7 +66,7 @@ JOBS_AT_ONCE: Final = 256
 """Jobs whose sequences are computed together."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TrainingPlan:
     """Sizes and schedule of one training run.
 
@@ -102,7 +102,7 @@ PLANS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class TrainedClassifier:
     """The result of training.
 
@@ -287,7 +287,7 @@ def _grouped_bounds(
 # The networks.
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class _Rows:
     """Training data of ``B`` jobs, as the networks read it.
 

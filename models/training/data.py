@@ -42,7 +42,7 @@ SHIPPED_DATASETS: Final = Path(__file__).resolve().parents[2] / "dataset_builder
 Words = NDArray[np.str_]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class LabelledJobs(Columns):
     """``B`` jobs of any families, GPUs and label sources.
 

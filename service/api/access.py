@@ -34,7 +34,7 @@ _RULE: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ApiKey:
     """One API key, without the key itself.
 

@@ -108,7 +108,7 @@ class LenientProtocol(HttpToolsProtocol):
         self.data_received(b"\r\n".join(head))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class PathRule:
     """The rules of one path or of several.
 

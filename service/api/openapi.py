@@ -46,7 +46,7 @@ _KEY_SCHEME: Final = {
 _REFERENCE: Final = "#/components/schemas/{model}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Answer:
     """A successful response.
 
@@ -61,7 +61,7 @@ class Answer:
     has_text: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Operation:
     """One method at one path.
 

@@ -53,7 +53,7 @@ MAX_PROBABILITIES: Final = 2**18
 bins."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class RecordBatch:
     """Predictions made at once.
 
@@ -85,7 +85,7 @@ class Recorder(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Options(PredictionOptions):
     """The options of a request; requests with equal options are predicted together.
 

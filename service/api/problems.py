@@ -18,7 +18,7 @@ from gpumemnet.errors import FieldError, InvalidJobError, InvalidRequestError, U
 MEDIA_TYPE: Final = "application/problem+json"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ProblemKind:
     """One type of problem: the last part of its ``type`` URI, and the members and headers that all
     problems of the type share."""

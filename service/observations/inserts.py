@@ -43,7 +43,7 @@ _SEEN_AGAIN: Final = (
 Row = tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Incoming:
     """An observation to be stored.
 
@@ -64,7 +64,7 @@ class Incoming:
     received_at: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Stored:
     """An observation that is in the database.
 

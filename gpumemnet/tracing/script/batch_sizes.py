@@ -38,7 +38,7 @@ _NUMBER: Final = re.compile(r"[0-9]{1,9}", re.ASCII)
 _SHORT: Final = frozenset({"-b", "-bs"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BatchSetting:
     """What sets the batch size.
 
@@ -128,7 +128,7 @@ def find_setting(
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Place:
     """Where a number stands among the arguments: ``prefix`` comes before it in the same word."""
 

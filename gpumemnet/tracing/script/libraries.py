@@ -497,16 +497,13 @@ def _answer_nvml(
         return [SimpleNamespace(pid=os.getpid(), usedGpuMemory=memory()[0])]
 
     answers: dict[str, Function] = {
-        **dict.fromkeys(("nvmlInit", "nvmlInitWithFlags", "nvmlShutdown"), lambda *flags: None),
+        "nvmlInitWithFlags": lambda flags: None,
         "nvmlDeviceGetCount": lambda: count,
         **{f"nvmlDeviceGetHandleBy{key}": lambda value: value for key in _HANDLES},
         "nvmlDeviceGetMemoryInfo": bytes_of,
         "nvmlDeviceGetName": lambda handle: device.name,
-        "nvmlDeviceGetIndex": lambda handle: 0,
         "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}",
-        "nvmlDeviceGetUtilizationRates": lambda handle: SimpleNamespace(gpu=0, memory=0),
         "nvmlDeviceGetComputeRunningProcesses": processes,
-        "nvmlDeviceGetGraphicsRunningProcesses": lambda handle: [],
         "nvmlDeviceGetCudaComputeCapability": lambda handle: device.compute_capability,
         "nvmlSystemGetDriverVersion": lambda: DRIVER,
     }

@@ -127,7 +127,7 @@ class AllocatorChoice:
         self._note(f"the script sets the share of the GPU that it may use to {fraction}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ScriptCall:
     """A script, and how it is run.
 

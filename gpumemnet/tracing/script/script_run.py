@@ -27,7 +27,7 @@ _MOST_ERRORS: Final = 5
 """Errors after which the run went on, of a line each, that are named."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ScriptRun:
     """What a run of a script has shown.
 
