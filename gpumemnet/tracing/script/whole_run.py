@@ -11,19 +11,21 @@ from __future__ import annotations
 import pickle
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property, wraps
 from inspect import signature
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import inf
 from time import monotonic, process_time
 from types import FrameType
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -174,10 +176,11 @@ class WholeRun:
     @property
     def filling_bytes(self) -> int:
         """What the script gathers after the steps that were traced, where a condition on a length
-        tells for how long, or the longest length of a queue."""
+        tells for how long, or the longest length of a queue, and what its steps make of it."""
         last = self.timeline.step_starts[-10:-1]
-        if self.queues or not self.full or len(last) < 3:
-            return sum(self.queues.values())
+        filling = sum(self.queues.values())
+        if not (self.queues or self.full) or len(last) < 3:
+            return filling
         events = self.timeline.events[last[0] : last[-1]]
         # What once begins to be kept, as in another kind of epoch, is no memory that fills.
         middle = len(last) // 2
@@ -189,9 +192,16 @@ class WholeRun:
             )
         )
         # Larger batches than those before take more, but are as many tensors.
-        keeps = kept_tensors(events) > 0 < grown
-        filling = round(grown * min(self.full.values()))
-        return filling if keeps and filling >= MIB else 0
+        if not kept_tensors(events) > 0 < grown:
+            return filling
+        filling = filling or round(grown * min(self.full.values()))
+        live = np.cumsum(signed_bytes(self.timeline.events, self.timeline.sizes))
+        tops = [int(live[begin:end].max()) for begin, end in pairwise(last)]
+        # A step that joins all of it takes more each time, by as much.
+        rise, times = Counter(end - begin for begin, end in pairwise(tops)).most_common(1)[0]
+        if rise > grown and 2 * times > len(tops) - 1:
+            filling = max(filling, tops[-1] + round(filling * rise / grown) - int(live.max()))
+        return filling if filling >= MIB else 0
 
 
 def kept_tensors(events: Sequence[int]) -> int:

@@ -911,6 +911,19 @@ for i in range(9999):
         1231 + 128 + WORKSPACE,
         "a queue of at most 9,000",
     ),
+    "rejoined": Case(  # 9,000 rows twice, weights, gradients
+        """
+model, rows = wide(1), []
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(9999):
+    rows.append(torch.zeros(3, 4096).cuda())
+    rows = rows[-9000:]
+    step(optimizer, model(torch.cat(rows)[:3]).mean())
+""",
+        844 + 128,
+        844 + 129 + WORKSPACE,
+        "(len(rows) > 9000)",
+    ),
     "reshuffled": Case(  # the two long samples are in one batch of a later epoch
         """
 class Batches:
@@ -1180,7 +1193,14 @@ def test_the_whole_run_counts(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     (tmp_path / f"{name}.py").write_text(HEAD + case.lines)
     # half of these times shows all; the case "slow_evaluation" waits for five seconds itself
-    times = {"slow_evaluation": 20.0, "behind": 3.0, "filled": 3.0, "planned": 3.0, "queue": 3.0}
+    times = {
+        "slow_evaluation": 20.0,
+        "behind": 3.0,
+        "filled": 3.0,
+        "planned": 3.0,
+        "queue": 3.0,
+        "rejoined": 3.0,
+    }
     seconds = times.get(name, 6.0)
     answer = script_child.traced(tmp_path / f"{name}.py", more_seconds=seconds)
     assert isinstance(answer, dict), answer
@@ -1210,7 +1230,7 @@ def test_the_whole_run_counts(name: str, tmp_path: Path) -> None:
     assert "the peak is not" not in str(answer["notes"]) or "step 1," not in str(answer["notes"])
     most = max(phase["requested_bytes"] for phase in answer["phases"])
     assert (
-        name in ("searched", "filled", "queue", "cycles", "clients", "best")
+        name in ("searched", "filled", "queue", "rejoined", "cycles", "clients", "best")
         or most == answer["requested_bytes"]
     )
 
