@@ -282,7 +282,8 @@ class KnownValues(DispatchMode):
             self.numbers.compute(func, args, named, made)
             return made
         is_unknown = any(map(self.unknown, tensors))
-        if is_unknown and func.is_view and not any(each.is_meta for each in tensors):
+        is_view = func.is_view or torch.Tag.inplace_view in func.tags
+        if is_unknown and is_view and not any(each.is_meta for each in tensors):
             made = func(*args, **named)
             if {*map(storage_id, argument_tensors([made], {}))} <= {*map(storage_id, tensors)}:
                 return made  # in inference mode, some of these operators copy

@@ -354,9 +354,9 @@ class Recorder(DispatchMode):
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Record that ``storage`` was freed or allocated again by
         :meth:`torch.UntypedStorage.resize_`."""
-        if storage.device.type != "meta":
-            return
         index = self._live.get(id_of_storage(storage))
+        if index is None and storage.device.type != "meta":
+            return  # of the host
         if index is not None:
             self._released(self._references[index])
         if storage.nbytes():

@@ -68,6 +68,7 @@ _ACTS: Final = re.compile(
 attribute that gets a value, which other files may read."""
 _RUNS: Final = re.compile(r"(?<!\w)(log|write|dump|copy|\w*save)\w*\(")
 """A call of these that may be the user's own, and run a model."""
+_TRAINS: Final = re.compile(r"backward\(|opt\w*\.step\(")
 _FINITE: Final = ("isnan", "isinf", "isfinite", "istft")
 """Functions that ask whether numbers are finite, or whether a window is nowhere 0."""
 
@@ -260,10 +261,10 @@ def _place(code: CodeType, instruction: int, line: int) -> Place:
             is_end = isinstance(ends[leaves[1]], _ENDS)
             return replace(place, ends_range=is_end and _only_repeats(left))
         trains, others = (
-            any("backward(" in ast.unparse(each) for each in body)
+            any(_TRAINS.search(ast.unparse(each)) for each in body)
             for body in (parent.body, parent.orelse)
         )
-        if trains != others:  # a loss is not 0
+        if trains != others:  # a loss is not 0, and does not jump
             return replace(place, usual=trains != is_negated)
     if _only_tells(statement, parents):
         # What is best so far is saved, since it may be loaded; counters and flags stay as they are.

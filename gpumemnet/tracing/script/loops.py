@@ -28,8 +28,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from copy import copy
+from functools import partial
 from importlib.machinery import SourceFileLoader
 from itertools import chain, count, islice, pairwise, takewhile
+from math import isclose
 from pathlib import Path
 from threading import current_thread, main_thread
 from time import process_time
@@ -78,6 +80,8 @@ _CALM_ROUNDS: Final = 16
 _CALM_ROUNDS_OF_TRAINING: Final = 3
 _MANY: Final = 8
 """Rounds that must be left of such a loop whose rounds each make an optimizer, for it to be left."""
+_ALIKE: Final = 0.05
+"""By how much what two rounds leave may differ, for later ones to be taken to leave as much."""
 _MOST_PROBES: Final = 8
 """How often the time goes on after a statement on the host was ended."""
 _COMPUTING: Final = ("builtins", "gpumemnet", "numpy", "scipy", "torch", "PIL")
@@ -149,8 +153,9 @@ class Loops:
         """Place of a loop, or name of a function → names that it calls."""
         self.training: set[str] = set()
         """Loops that run and have trained."""
-        self.making: dict[str, int] = {}
-        """Those whose rounds make optimizers → bytes that the last round left more than any before."""
+        self.making: dict[str, tuple[int, int, Callable[[], None]]] = {}
+        """Those whose rounds make optimizers → bytes that the last round left more than any before,
+        how many rounds leave as much later, and what records that they do."""
         self.sampled: set[str] = set()
         """Loops whose rounds make optimizers, and that were left."""
         self._has_left = self.met_longest = False
@@ -248,7 +253,11 @@ class Loops:
                     for each in self._running[: self._running.index(loop)]:
                         each.is_outer = True
                 if made > before[2]:
-                    self.making[place] = max(0, rise) * progress.has_stepped
+                    left = max(0, rise) * progress.has_stepped
+                    alike = makers_left * isclose(rise, before_rise, rel_tol=_ALIKE)
+                    # Those that are left out are there at the last one's peak.
+                    later = partial(self._recorder.keep, loop.grown[-3:-1], alike * left, before[3])
+                    self.making[place] = left, alike, later
                 if place in self.training:
                     # Conditions on another counter than a loop's own number wait for its next rise.
                     of_epochs = 1 if loop.numbers else RISES

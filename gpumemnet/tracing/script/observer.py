@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from math import inf, prod
+from operator import itemgetter
 from time import process_time
 from typing import Any, Final
 from unittest.mock import patch
@@ -276,10 +277,15 @@ class ScriptObserver:
                 f"{', '.join(sorted(self.loops.making))}: each round makes an optimizer, and the trace ended within; "
                 "a larger network of a later round takes more"
             )
-            if (left := max(self.loops.making.values())) >= MIB:
+            left, alike, _ = max(self.loops.making.values(), key=itemgetter(0))
+            if left >= MIB:
                 self.notes["loops"] += (
                     f"; the last round left {left / MIB:,.1f} MiB more than any before"
+                    + f", which counts for the {alike} that follow, too" * bool(alike)
                 )
+            for left, alike, later in reversed(self.loops.making.values()):
+                if left * alike:
+                    later()
 
     @property
     def missing(self) -> str:

@@ -367,6 +367,7 @@ def present_gpu(
             ),
         ),
         (names.JIT_TRACE, jit_traced),
+        (names.JIT_EXECUTOR, lambda is_on: True),
         (names.JIT_SAVE, jit_save),
         (names.JIT_LOAD, jit_load),
         (names.JIT_GRAPH, without_graph),

@@ -50,6 +50,55 @@ WORKSPACE = 17
 """MiB of cuBLAS in both directions, and small tensors."""
 TOKENS = 64 * 500
 CASES = {
+    "timed_out": Case(  # ten copies but one, as the last is trained; time is up within the fourth
+        """
+import time
+def trained(model):
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(6): step(optimizer, model(torch.randn(64, 4096).cuda()).mean())
+    return model.state_dict()
+model, kept = wide(1), []
+for client in range(10):
+    if client == 3: time.sleep(60)
+    kept.append(copy.deepcopy(trained(copy.deepcopy(model))))
+""",
+        15 * 64,
+        15 * 64 + WORKSPACE,
+        "64.0 MiB more than any before, which counts for the 7 that follow, too",
+    ),
+    "scratch": Case(  # weights, their gradients, and what was resized to a number of the GPU
+        """
+net = wide(1)
+optimizer = torch.optim.SGD(net.parameters())
+classes = torch.arange(64).cuda().max() + 1
+scratch = torch.zeros(2, classes).cuda()
+for size in (8, 8, 8, 4, 4, 4):
+    output = net(torch.randn(size, 4096).cuda())
+    scratch.resize_(size * 32768, classes).scatter_(1, output[:1].argmax(1, keepdim=True), 1)
+    step(optimizer, (scratch.view(size, -1, classes)[:, 0] * output[:, :64]).mean())
+""",
+        3 * 64,
+        3 * 64 + WORKSPACE,
+    ),
+    "gated": Case(  # weights, gradients, two moments, temporaries of the step
+        """
+torch._C._jit_set_profiling_executor(False)
+@torch.jit.script
+def squashed(x): return x * 2 + x * x
+net, last = wide(2), 1e8
+optimizer = torch.optim.Adam(net.parameters())
+for i in range(1000):
+    optimizer.zero_grad()
+    loss = squashed(net(torch.randn(64, 4096).cuda())).mean()
+    loss.backward()
+    total = loss.item()
+    if total < 3 * last:
+        optimizer.step()
+        last = total
+""",
+        10 * 64,
+        10 * 64 + WORKSPACE,
+    ),
     "generator": Case(  # weights, gradients, two moments, temporaries of the step
         """
 G, D = wide(8), nn.Linear(4096, 1).cuda()
@@ -1209,6 +1258,7 @@ def test_the_whole_run_counts(name: str, tmp_path: Path) -> None:
     sizes = {"acting": 256, "late": 20, "planned": 512, "library": 4}
     assert answer["batch_size"] == sizes.get(name, answer["batch_size"])
     false = {
+        "gated": "lower bound",
         "late": "grows by",
         "ended_itself": "never stepped",
         "searched": "the GPU grows",
@@ -1230,7 +1280,8 @@ def test_the_whole_run_counts(name: str, tmp_path: Path) -> None:
     assert "the peak is not" not in str(answer["notes"]) or "step 1," not in str(answer["notes"])
     most = max(phase["requested_bytes"] for phase in answer["phases"])
     assert (
-        name in ("searched", "filled", "queue", "rejoined", "cycles", "clients", "best")
+        name
+        in ("searched", "filled", "timed_out", "queue", "rejoined", "cycles", "clients", "best")
         or most == answer["requested_bytes"]
     )
 
