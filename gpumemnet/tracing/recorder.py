@@ -475,8 +475,7 @@ class Recorder(DispatchMode):
                 for tensor in outputs[: _ON_THE_GPU.get(func)]
                 if storage_id(tensor) not in self._live
             ]
-            if func is aten.resize_.default and not fresh:
-                storage = storage_of(result)
+            for storage in map(storage_of, outputs) if _resizes(func) and not fresh else ():
                 if storage.nbytes() > self._storages[self._live[id_of_storage(storage)]].size_bytes:
                     self.resized(storage)
             if func in _LAST_OUTPUT_FIRST:
@@ -645,10 +644,15 @@ def _allocates(func: Any) -> bool:
     if operator_name(func) in _FUSED:
         return False
     returns = schema(func).returns
-    return any(value.alias_info is None for value in returns) or operator_name(func) in (
-        "set_",
-        "resize_",
-    )
+    return any(value.alias_info is None for value in returns) or _resizes(func)
+
+
+@cache
+def _resizes(func: Any) -> bool:
+    """Whether the operator may make the storage of a tensor that it writes into larger."""
+    arguments = schema(func).arguments
+    is_of_tensor = operator_name(func) in ("set_", "resize_", "resize_as_")
+    return is_of_tensor or any(each.is_out for each in arguments)
 
 
 @cache
