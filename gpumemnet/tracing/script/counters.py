@@ -33,6 +33,9 @@ from gpumemnet.tracing.script.longest_batch import samples_of
 RISES: Final = 2
 """How often a number has risen from one step to the next that is taken for a counter; once, where it
 is the number of a loop over a range, or where the code adds to it."""
+Later = tuple[str, int, int, list[int], int]
+"""Of a loop whose last two rounds left as much: its place, these bytes, the rounds that follow, and
+what :meth:`~gpumemnet.tracing.recorder.Recorder.keep` takes."""
 SMALL_BYTES: Final = 2**16
 """What a round of training may leave that is nothing new, such as a loss or a mask in a list."""
 _AHEAD: Final = 100_000
@@ -181,6 +184,9 @@ class Running:
 
     grown: list[int] = field(default_factory=list)
     """The event before it, and those after the rounds that left more than any before."""
+
+    later: Later | None = None
+    """What later rounds leave, if the last two left as much."""
 
     most: int = 0
     """Size of the largest batch that it gave while it trained, where it makes them itself."""

@@ -28,7 +28,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from copy import copy
-from functools import partial
 from importlib.machinery import SourceFileLoader
 from itertools import chain, count, islice, pairwise, takewhile
 from math import isclose
@@ -58,6 +57,7 @@ from gpumemnet.tracing.script.counters import (
     RISES,
     SMALL_BYTES,
     Counters,
+    Later,
     Nowhere,
     Running,
     makes_sample,
@@ -65,6 +65,7 @@ from gpumemnet.tracing.script.counters import (
 from gpumemnet.tracing.script.gathered import Gathered, bytes_of_queues, fill_queues
 from gpumemnet.tracing.script.longest_batch import largest_file, time_to_read
 from gpumemnet.tracing.script.read_values import type_of
+from gpumemnet.units import MIB
 
 _SLOW_SECONDS: Final = 2.0
 """CPU time of a round of which few more can be run."""
@@ -153,9 +154,11 @@ class Loops:
         """Place of a loop, or name of a function → names that it calls."""
         self.training: set[str] = set()
         """Loops that run and have trained."""
-        self.making: dict[str, tuple[int, int, Callable[[], None]]] = {}
-        """Those whose rounds make optimizers → bytes that the last round left more than any before,
-        how many rounds leave as much later, and what records that they do."""
+        self._cut: list[tuple[Later, int, int]] = []
+        """What later rounds leave of loops that were left, and when that was: how many events there
+        were, and bytes."""
+        self.making: dict[str, int] = {}
+        """Those whose rounds make optimizers → bytes that the last round left more than any before."""
         self.sampled: set[str] = set()
         """Loops whose rounds make optimizers, and that were left."""
         self._has_left = self.met_longest = False
@@ -228,7 +231,8 @@ class Loops:
                 # Of many rounds that each make an optimizer, as of clients or folds, a few tell that
                 # have the same peak.
                 is_sized = isinstance(numbers, range | list | tuple | np.ndarray)
-                makers_left = len(numbers) - loop.given if is_sized and made > before[2] else 0
+                rounds_left = len(numbers) - loop.given if is_sized else 0
+                makers_left = rounds_left if made > before[2] else 0
                 # Such a loop, or one before the first steps, that keeps as much of each round does
                 # nothing else.
                 before_rise, rise = rise, end - most_bytes
@@ -246,6 +250,12 @@ class Loops:
                     apart = (loop.given - loop.cycle[1]) * is_cycle
                     loop.cycle, loop.least_bytes = (rise, loop.given, apart), end
                 loop.grown += [event] * (rise > 0)
+                is_again = rise > MIB and isclose(rise, before_rise, rel_tol=_ALIKE)
+                is_whole = made > before[2] or place not in self.training
+                if progress.has_stepped and is_again and is_whole:
+                    loop.later = place, rise, rounds_left, loop.grown[-3:-1], before[3]
+                else:
+                    loop.later = None
                 self._tops[place], most_bytes = max(top, self._tops[place]), max(end, most_bytes)
                 self._seconds[place] += max(second - before[0], 0)  # a fork begins at 0
                 if steps > before[1] and not is_on_host:
@@ -253,11 +263,7 @@ class Loops:
                     for each in self._running[: self._running.index(loop)]:
                         each.is_outer = True
                 if made > before[2]:
-                    left = max(0, rise) * progress.has_stepped
-                    alike = makers_left * isclose(rise, before_rise, rel_tol=_ALIKE)
-                    # Those that are left out are there at the last one's peak.
-                    later = partial(self._recorder.keep, loop.grown[-3:-1], alike * left, before[3])
-                    self.making[place] = left, alike, later
+                    self.making[place] = max(0, rise) * progress.has_stepped
                 if place in self.training:
                     # Conditions on another counter than a loop's own number wait for its next rise.
                     of_epochs = 1 if loop.numbers else RISES
@@ -368,11 +374,25 @@ class Loops:
             if stepped > steps and kept == made:  # it trains what an earlier round has made
                 self.making.pop(place, None)
             self._running.remove(loop)
+            if loop.later and sys.exc_info()[0] is GeneratorExit:  # time may be up within
+                now, live_bytes = self._recorder.now(), self._recorder.live_bytes()
+                self._cut.append((loop.later, now, live_bytes))
             self._waits = False
             if place in self.training:
                 self._ended[place] = calm, most_bytes
             self.training.discard(place)
         self.making.pop(place, None)  # not where the trace ends within
+
+    def time_is_up(self) -> Iterator[str]:
+        """Record what later rounds leave of the loops that ran, where the last ones left as much;
+        yield what was added."""
+        is_full = self._counters.sizes or bytes_of_queues(self._recorder)
+        for (place, rise, rounds, between, at), now, live_bytes in [] if is_full else self._cut:
+            # After a loop's own ``break``, there is more.
+            if rounds and self._recorder.levels_since(now)[0] <= live_bytes:
+                # Those that are left out are there at the last one's peak.
+                self._recorder.keep(between, rounds * rise, at)
+                yield f"{place}: {rounds:,} times {rise / MIB:,.1f} MiB"
 
     def _taken(self, loop: Running, item: Any, given: int, trains: bool) -> Any:
         """Learn from the item of a round, and return it; data loaders had ``given`` so many batches

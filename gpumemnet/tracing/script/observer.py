@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from math import inf, prod
-from operator import itemgetter
 from time import process_time
 from typing import Any, Final
 from unittest.mock import patch
@@ -277,15 +276,15 @@ class ScriptObserver:
                 f"{', '.join(sorted(self.loops.making))}: each round makes an optimizer, and the trace ended within; "
                 "a larger network of a later round takes more"
             )
-            left, alike, _ = max(self.loops.making.values(), key=itemgetter(0))
-            if left >= MIB:
+            if (left := max(self.loops.making.values())) >= MIB:
                 self.notes["loops"] += (
                     f"; the last round left {left / MIB:,.1f} MiB more than any before"
-                    + f", which counts for the {alike} that follow, too" * bool(alike)
                 )
-            for left, alike, later in reversed(self.loops.making.values()):
-                if left * alike:
-                    later()
+        if later := [*self.loops.time_is_up()]:
+            self.notes["later"] = (
+                "the trace ended within loops whose rounds leave as much each time, "
+                f"and what later ones leave is in the answer: {'; '.join(later)}"
+            )
 
     @property
     def missing(self) -> str:

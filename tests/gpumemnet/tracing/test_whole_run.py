@@ -64,7 +64,7 @@ for client in range(10):
 """,
         15 * 64,
         15 * 64 + WORKSPACE,
-        "64.0 MiB more than any before, which counts for the 7 that follow, too",
+        "timed_out.py line 15: 7 times 64.0 MiB",
     ),
     "scratch": Case(  # weights, their gradients, what was resized to a number of the GPU, two outputs
         """
