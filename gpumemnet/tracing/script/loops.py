@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import math
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -30,7 +31,6 @@ from contextlib import contextmanager, suppress
 from copy import copy
 from importlib.machinery import SourceFileLoader
 from itertools import chain, count, islice, pairwise, takewhile
-from math import isclose
 from pathlib import Path
 from threading import current_thread, main_thread
 from time import process_time
@@ -250,7 +250,7 @@ class Loops:
                     apart = (loop.given - loop.cycle[1]) * is_cycle
                     loop.cycle, loop.least_bytes = (rise, loop.given, apart), end
                 loop.grown += [event] * (rise > 0)
-                is_again = rise > MIB and isclose(rise, before_rise, rel_tol=_ALIKE)
+                is_again = rise > MIB and math.isclose(rise, before_rise, rel_tol=_ALIKE)
                 is_whole = made > before[2] or place not in self.training
                 if progress.has_stepped and is_again and is_whole:
                     loop.later = place, rise, rounds_left, loop.grown[-3:-1], before[3]
@@ -444,11 +444,9 @@ class Loops:
         self.met_longest |= bool(loop.most) and all(each.numbers for each in outer)
 
     def _batch_size(self, item: Any, depth: int = 4) -> int:
-        """Return the numbers in the tensors and arrays of a batch on the host; 0 for others."""
-        if isinstance(item, torch.Tensor):
-            return 0 if self._recorder.holds(item) else item.numel()
-        if isinstance(item, np.ndarray):
-            return item.size
+        """Return the numbers in the tensors and arrays of a batch; 0 for others."""
+        if isinstance(item, torch.Tensor | np.ndarray):
+            return math.prod(item.shape)
         if isinstance(item, dict):
             item = [*item.values()]
         elif type(item) not in (tuple, list) or not depth:
