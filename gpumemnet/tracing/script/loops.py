@@ -154,9 +154,9 @@ class Loops:
         """Place of a loop, or name of a function → names that it calls."""
         self.training: set[str] = set()
         """Loops that run and have trained."""
-        self._cut: list[tuple[Later, int, int]] = []
+        self._cut: list[tuple[Later, int, float]] = []
         """What later rounds leave of loops that were left, and when that was: how many events there
-        were, and bytes."""
+        were, and seconds."""
         self.making: dict[str, int] = {}
         """Those whose rounds make optimizers → bytes that the last round left more than any before."""
         self.sampled: set[str] = set()
@@ -375,8 +375,7 @@ class Loops:
                 self.making.pop(place, None)
             self._running.remove(loop)
             if loop.later and sys.exc_info()[0] is GeneratorExit:  # time may be up within
-                now, live_bytes = self._recorder.now(), self._recorder.live_bytes()
-                self._cut.append((loop.later, now, live_bytes))
+                self._cut.append((loop.later, self._recorder.now(), process_time()))
             self._waits = False
             if place in self.training:
                 self._ended[place] = calm, most_bytes
@@ -387,9 +386,10 @@ class Loops:
         """Record what later rounds leave of the loops that ran, where the last ones left as much;
         yield what was added."""
         is_full = self._counters.sizes or bytes_of_queues(self._recorder)
-        for (place, rise, rounds, between, at), now, live_bytes in [] if is_full else self._cut:
-            # After a loop's own ``break``, there is more.
-            if rounds and self._recorder.levels_since(now)[0] <= live_bytes:
+        for (place, rise, rounds, between, at), now, seconds in [] if is_full else self._cut:
+            # After its own ``break``, the script does more.
+            is_last = process_time() - seconds < _LESS_SECONDS
+            if rounds and is_last and max(self._recorder.changes(now), default=0) <= 0:
                 # Those that are left out are there at the last one's peak.
                 self._recorder.keep(between, rounds * rise, at)
                 yield f"{place}: {rounds:,} times {rise / MIB:,.1f} MiB"
