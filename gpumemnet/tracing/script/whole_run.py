@@ -66,6 +66,8 @@ MORE_SECONDS: Final = 5.0
 """CPU time that they take at least: those of tiny tensors take little."""
 MORE_EVENTS_OF_GENERATION: Final = 100_000
 """The same if the run generates, as no two of its passes are equal, and for what follows the steps."""
+_MOST_COPIES: Final = 5
+"""By how many copies of what is gathered a step that joins it rises less each time."""
 LEAST_GROWTH: Final = 2**14
 """Bytes by which memory grows with every step, where that counts: not those of losses in a list."""
 _SIZE: Final = re.compile(r"(?!num)(?!.*batches).*batch", re.IGNORECASE)
@@ -197,9 +199,10 @@ class WholeRun:
         filling = filling or round(grown * min(self.full.values()))
         live = np.cumsum(signed_bytes(self.timeline.events, self.timeline.sizes))
         tops = [int(live[begin:end].max()) for begin, end in pairwise(last)]
-        # A step that joins all of it takes more each time, by as much.
+        # A step that joins all of it takes more each time, by as much; what rises by more than a few
+        # copies of what was gathered has another cause, such as longer inputs of a model.
         rise, times = Counter(end - begin for begin, end in pairwise(tops)).most_common(1)[0]
-        if rise > grown and 2 * times > len(tops) - 1:
+        if grown < rise < _MOST_COPIES * grown and 2 * times > len(tops) - 1:
             filling = max(filling, tops[-1] + round(filling * rise / grown) - int(live.max()))
         return filling if filling >= MIB else 0
 
