@@ -33,7 +33,7 @@ from importlib.machinery import SourceFileLoader
 from itertools import chain, count, islice, pairwise, takewhile
 from pathlib import Path
 from threading import current_thread, main_thread
-from time import process_time
+from time import monotonic, process_time
 from traceback import walk_tb
 from types import CodeType, FrameType, GeneratorType
 from typing import Any, Final
@@ -375,7 +375,7 @@ class Loops:
                 self.making.pop(place, None)
             self._running.remove(loop)
             if loop.later and sys.exc_info()[0] is GeneratorExit:  # time may be up within
-                self._cut.append((loop.later, self._recorder.now(), process_time()))
+                self._cut.append((loop.later, self._recorder.now(), monotonic()))
             self._waits = False
             if place in self.training:
                 self._ended[place] = calm, most_bytes
@@ -388,7 +388,7 @@ class Loops:
         is_full = self._counters.sizes or bytes_of_queues(self._recorder)
         for (place, rise, rounds, between, at), now, seconds in [] if is_full else self._cut:
             # After its own ``break``, the script does more.
-            is_last = process_time() - seconds < _LESS_SECONDS
+            is_last = monotonic() - seconds < _LESS_SECONDS
             if rounds and is_last and max(self._recorder.changes(now), default=0) <= 0:
                 # Those that are left out are there at the last one's peak.
                 self._recorder.keep(between, rounds * rise, at)
