@@ -150,22 +150,11 @@ class _Changing(ast.NodeTransformer):
         exits = [*_exits(node)] if isinstance(node.test, ast.Constant) else []
         returns = any(getattr(each, "value", None) for each in exits)
         only_returns = returns and not any(isinstance(each, ast.Break) for each in exits)
-        ends = [each for each in exits if isinstance(each, ast.If)]
-        conditions = [each for each in ends if _compares_amounts(each.test)]
+        conditions = [each for each in exits if isinstance(each, ast.If)]
         # The ends are in the list, too. One that returns may be of a failure, or a limit.
         is_sure = len(conditions) == 1 or not any(isinstance(each, ast.Return) for each in exits)
-        if not (is_sure and len(exits) == 2 * len(conditions)):
-            # What stands before a break may set what is read behind the loop.
-            conditions = [
-                each for each in ends if each.body[1:] and isinstance(each.body[-1], ast.Break)
-            ]
-
-        def order(end: ast.If) -> tuple[bool, bool, int]:
-            """One that each round asks, and that compares, is no failure."""
-            return end not in node.body, not isinstance(end.test, ast.Compare), end.lineno
-
-        if is_ended := bool(conditions):
-            self._ends[min(conditions, key=order)] = self._place(node)
+        if is_ended := is_sure and len(exits) == 2 * len(conditions) > 0:
+            self._ends[min(conditions, key=lambda each: each.lineno)] = self._place(node)
         with patch.object(self, "_scope", self._place(node)):
             for each in (node.body, node.orelse):
                 each[:] = map(self.visit, each)
@@ -227,9 +216,9 @@ class _Changing(ast.NodeTransformer):
             due: ast.expr = _call(DUE, ast.Constant(place))
             kind, due = (ast.And(), ast.UnaryOp(ast.Not(), due)) if leaves else (ast.Or(), due)
             node.test = ast.copy_location(ast.BoolOp(kind, [due, node.test]), node.test)
-        if node in self._ends:
-            ended = _call(DUE, ast.Constant(place), ast.Constant(self._ends[node]))
-            node.test = ast.copy_location(ast.BoolOp(ast.Or(), [ended, node.test]), node.test)
+            if node in self._ends:
+                ended = _call(DUE, ast.Constant(place), ast.Constant(self._ends[node]))
+                node.test = ast.copy_location(ast.BoolOp(ast.Or(), [ended, node.test]), node.test)
         self._leaves = False
         for each in (node.body, node.orelse):
             each[:] = map(self.visit, each)
@@ -325,10 +314,12 @@ def _counted(loop: ast.While) -> list[ast.stmt]:
 
 
 def _exits(loop: ast.While) -> Iterator[ast.AST]:
-    """Yield what leaves a loop, and the conditions that do."""
+    """Yield what leaves a loop, and the conditions on amounts that do."""
     left: list[tuple[ast.AST, bool]] = [(each, False) for each in loop.body]
     for node, is_inner in left:
-        last = node.body[-1] if isinstance(node, ast.If) else node
+        last = node
+        if isinstance(node, ast.If) and _compares_amounts(node.test):
+            last = node.body[-1]
         if isinstance(last, ast.Return) or (isinstance(last, ast.Break) and not is_inner):
             yield node
         if not isinstance(node, ast.FunctionDef | ast.Lambda):

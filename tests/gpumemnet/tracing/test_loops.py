@@ -38,10 +38,6 @@ rounds, kept = 0, []
             "while True:\n    run()\n    rounds += 1\n    if rounds >= 100: rounds += 1000; break",
             1017,
         ),
-        (
-            "while True:\n    run()\n    rounds += 1\n    if rounds in kept: rounds += 1000; break",
-            1017,
-        ),
         ("rounds = sum(1 for i in counted() if not run())", 100),
         ("for i in range(100): run(); train(); rounds += 1", 100),
         ("for i in range(100):\n    rounds += 1; run(4); train()\n    if i == 50: enough()", 54),
