@@ -81,6 +81,8 @@ _CALM_ROUNDS: Final = 16
 _CALM_ROUNDS_OF_TRAINING: Final = 3
 _MANY: Final = 8
 """Rounds that must be left of such a loop whose rounds each make an optimizer, for it to be left."""
+_FEW_MAKERS: Final = 20
+"""Rounds that follow at most, where what they leave counts without being traced."""
 _ALIKE: Final = 0.05
 """By how much what two rounds leave may differ, for later ones to be taken to leave as much."""
 _MOST_PROBES: Final = 8
@@ -251,8 +253,9 @@ class Loops:
                     loop.cycle, loop.least_bytes = (rise, loop.given, apart), end
                 loop.grown += [event] * (rise > 0)
                 is_again = rise > MIB and math.isclose(rise, before_rise, rel_tol=_ALIKE)
-                is_whole = made > before[2] or place not in self.training
-                if progress.has_stepped and is_again and is_whole:
+                # Others may be bounded by what nothing tells, such as by the number of classes.
+                are_few = made > before[2] and rounds_left <= _FEW_MAKERS and not loop.found
+                if progress.has_stepped and is_again and are_few:
                     loop.later = place, rise, rounds_left, loop.grown[-3:-1], before[3]
                 else:
                     loop.later = None

@@ -59,7 +59,7 @@ def trained(model):
     return model.state_dict()
 model, kept = wide(1), []
 for client in range(10):
-    if client == 3: time.sleep(60)
+    time.sleep(60 * bool(kept[2:]))
     kept.append(copy.deepcopy(trained(copy.deepcopy(model))))
 """,
         15 * 64,
