@@ -241,7 +241,8 @@ class Loops:
                 before_top, loop.top = loop.top, top
                 keeps = rise == before_rise > 0 and top - self._tops[place] <= rise
                 keeps &= makers_left > _MANY or not progress.has_stepped
-                is_alike = makers_left > _MANY and (keeps or top == before_top)
+                are_many = makers_left > _MANY or (loop.given > _MANY and not is_sized)
+                is_alike = are_many and (keeps or top == before_top)
                 is_new = (is_new and not keeps) or (made > before[2] and not is_alike)
                 calm = 0 if is_new else calm + 1
                 loop.whole = loop.whole if progress.has_trained else loop.given

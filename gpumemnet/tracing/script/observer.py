@@ -568,7 +568,7 @@ class ScriptObserver:
     def _begin_rest(self) -> None:
         """What follows the steps has time of its own from now on."""
         slow = min(REST_STEPS * self._least_step[0], REST_STEPS // 2 * self.more_seconds)
-        seconds = max(min(REST_SECONDS, self.more_seconds), slow) or REST_SECONDS
+        seconds = max(min(REST_SECONDS, 2 * self.more_seconds), slow) or REST_SECONDS
         # An evaluation may have trained a probe, before the script trains its network.
         seconds *= _BEFORE if self.optimizers.largest_waits else 1
         shorten_alarm(seconds, self.loops.goes_on)

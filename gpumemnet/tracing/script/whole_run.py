@@ -57,14 +57,14 @@ MORE_STEPS: Final = 64
 """Optimizer steps after the first ones."""
 STEPS_OF_ANOTHER: Final = 4
 """Steps of a further network, after which the loaders of the library that trains it end."""
-REST_SECONDS: Final = 10.0
+REST_SECONDS: Final = 30.0
 REST_STEPS: Final = 12
 """CPU time for what follows these steps; as long as so many of the last one, where they are slow."""
 MORE_EVENTS: Final = 20_000
 """Allocations and releases after the first steps."""
 MORE_SECONDS: Final = 5.0
 """CPU time that they take at least: those of tiny tensors take little."""
-MORE_EVENTS_OF_GENERATION: Final = 100_000
+MORE_EVENTS_OF_GENERATION: Final = 300_000
 """The same if the run generates, as no two of its passes are equal, and for what follows the steps."""
 _MOST_COPIES: Final = 5
 """By how many copies of what is gathered a step that joins it rises less each time."""
