@@ -448,14 +448,19 @@ class Loops:
         self.met_longest |= bool(loop.most) and all(each.numbers for each in outer)
 
     def _batch_size(self, item: Any, depth: int = 4) -> int:
-        """Return the numbers in the tensors and arrays of a batch; 0 for others."""
+        """Return the numbers and words in a batch, also one that is an object; 0 for a single one."""
         if isinstance(item, torch.Tensor | np.ndarray):
             return math.prod(item.shape)
         if isinstance(item, dict):
-            item = [*item.values()]
-        elif type(item) not in (tuple, list) or not depth:
+            parts = [*item.values()]
+        elif isinstance(item, tuple | list):
+            parts = [*item]
+        elif isinstance(item, nn.Module) or not hasattr(type(item).__init__, "__code__"):
             return 0
-        return sum(self._batch_size(each, depth - 1) for each in item[:LARGEST])
+        else:
+            parts = [*vars(item).values()]
+        more = depth and sum(self._batch_size(each, depth - 1) for each in parts[:LARGEST])
+        return more or len(parts)
 
     @property
     def trains(self) -> bool:

@@ -66,6 +66,41 @@ for client in range(10):
         15 * 64 + WORKSPACE,
         "timed_out.py line 15: 7 times 64.0 MiB",
     ),
+    "sentences": Case(  # embedded words of 16 MiB, and four as large for their squares' gradient
+        """
+class Text:
+    def __init__(self, words): self.words, self.tag = ["w"] * words, "A"
+texts = [Text(3 + place % 5) for place in range(500)]
+texts[400] = Text(4096)
+embedding = nn.Embedding(4, 1024).cuda()
+optimizer = torch.optim.SGD(embedding.parameters())
+for epoch in range(9):
+    for text in texts:
+        words = torch.tensor([len(word) for word in text.words]).cuda()
+        step(optimizer, embedding(words).square().mean())
+""",
+        5 * 16,
+        5 * 16 + 1,
+    ),
+    "factors": Case(  # weights, gradients, two moments, temporaries of the step: after many epochs
+        """
+class Data:
+    epoch = place = 0
+    def next(self):
+        self.place += 1
+        if self.place == 20: self.place, self.epoch = 0, self.epoch + 1
+        return torch.rand(64, 64)
+data, factors = Data(), torch.rand(64, 64)
+while data.epoch < 1000:
+    factor = factors.cuda().requires_grad_()
+    step(torch.optim.Adam([factor]), (factor - data.next().cuda()).square().mean())
+net = wide(2)
+optimizer = torch.optim.Adam(net.parameters())
+for i in range(9): step(optimizer, net(torch.rand(64, 4096).cuda()).mean())
+""",
+        10 * 64,
+        10 * 64 + WORKSPACE,
+    ),
     "scratch": Case(  # weights, their gradients, what was resized to a number of the GPU, two outputs
         """
 net = wide(1)
