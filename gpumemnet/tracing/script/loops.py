@@ -458,7 +458,7 @@ class Loops:
         elif isinstance(item, nn.Module) or not hasattr(type(item).__init__, "__code__"):
             return 0
         else:
-            parts = [*vars(item).values()]
+            parts = [*getattr(item, "__dict__", {}).values()]
         more = depth and sum(self._batch_size(each, depth - 1) for each in parts[:LARGEST])
         return more or len(parts)
 
