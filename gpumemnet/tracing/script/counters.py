@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from math import inf
 from traceback import walk_stack
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -33,9 +33,6 @@ from gpumemnet.tracing.script.longest_batch import samples_of
 RISES: Final = 2
 """How often a number has risen from one step to the next that is taken for a counter; once, where it
 is the number of a loop over a range, or where the code adds to it."""
-Later = tuple[str, int, int, list[int], int]
-"""Of a loop whose last two rounds left as much: its place, these bytes, the rounds that follow, and
-what :meth:`~gpumemnet.tracing.recorder.Recorder.keep` takes."""
 SMALL_BYTES: Final = 2**16
 """What a round of training may leave that is nothing new, such as a loss or a mask in a list."""
 _AHEAD: Final = 100_000
@@ -133,6 +130,23 @@ class _Condition:
             return (number + each for each in range(_AHEAD))
         powers = range(_POWERS) if is_answer else range(_POWERS)[::-1]
         return (number + 2**each for each in powers)
+
+
+class Later(NamedTuple):
+    """What later rounds of a loop leave whose last two rounds left as much.
+
+    Attributes:
+        place: that of the loop.
+        round_bytes: what each round leaves.
+        rounds: how many follow.
+        between, at: as :meth:`~gpumemnet.tracing.recorder.Recorder.keep` takes them.
+    """
+
+    place: str
+    round_bytes: int
+    rounds: int
+    between: list[int]
+    at: int
 
 
 @dataclass(slots=True, eq=False)

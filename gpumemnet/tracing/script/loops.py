@@ -233,8 +233,7 @@ class Loops:
                 # Of many rounds that each make an optimizer, as of clients or folds, a few tell that
                 # have the same peak.
                 is_sized = isinstance(numbers, range | list | tuple | np.ndarray)
-                rounds_left = len(numbers) - loop.given if is_sized else 0
-                makers_left = rounds_left if made > before[2] else 0
+                makers_left = len(numbers) - loop.given if is_sized and made > before[2] else 0
                 # Such a loop, or one before the first steps, that keeps as much of each round does
                 # nothing else.
                 before_rise, rise = rise, end - most_bytes
@@ -255,9 +254,9 @@ class Loops:
                 loop.grown += [event] * (rise > 0)
                 is_again = rise > MIB and math.isclose(rise, before_rise, rel_tol=_ALIKE)
                 # Others may be bounded by what nothing tells, such as by the number of classes.
-                are_few = made > before[2] and rounds_left <= _FEW_MAKERS and not loop.found
+                are_few = 0 < makers_left <= _FEW_MAKERS and not loop.found
                 if progress.has_stepped and is_again and are_few:
-                    loop.later = place, rise, rounds_left, loop.grown[-3:-1], before[3]
+                    loop.later = Later(place, rise, makers_left, loop.grown[-3:-1], before[3])
                 else:
                     loop.later = None
                 self._tops[place], most_bytes = max(top, self._tops[place]), max(end, most_bytes)
@@ -389,14 +388,18 @@ class Loops:
     def time_is_up(self) -> Iterator[str]:
         """Record what later rounds leave of the loops that ran, where the last ones left as much;
         yield what was added."""
-        is_full = self._counters.sizes or bytes_of_queues(self._recorder)
-        for (place, rise, rounds, between, at), now, seconds in [] if is_full else self._cut:
-            # After its own ``break``, the script does more.
-            is_last = monotonic() - seconds < _LESS_SECONDS
-            if rounds and is_last and max(self._recorder.changes(now), default=0) <= 0:
-                # Those that are left out are there at the last one's peak.
-                self._recorder.keep(between, rounds * rise, at)
-                yield f"{place}: {rounds:,} times {rise / MIB:,.1f} MiB"
+        # After its own ``break``, the script does more.
+        last = [
+            later
+            for later, now, seconds in self._cut
+            if monotonic() - seconds < _LESS_SECONDS
+            and max(self._recorder.changes(now), default=0) <= 0
+        ]
+        is_full = last and (self._counters.sizes or bytes_of_queues(self._recorder))
+        for each in () if is_full else last:
+            # Those that are left out are there at the last one's peak.
+            self._recorder.keep(each.between, each.rounds * each.round_bytes, each.at)
+            yield f"{each.place}: {each.rounds:,} times {each.round_bytes / MIB:,.1f} MiB"
 
     def _taken(self, loop: Running, item: Any, given: int, trains: bool) -> Any:
         """Learn from the item of a round, and return it; data loaders had ``given`` so many batches

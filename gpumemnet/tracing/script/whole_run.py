@@ -67,7 +67,7 @@ MORE_SECONDS: Final = 5.0
 MORE_EVENTS_OF_GENERATION: Final = 300_000
 """The same if the run generates, as no two of its passes are equal, and for what follows the steps."""
 _MOST_COPIES: Final = 5
-"""By how many copies of what is gathered a step that joins it rises less each time."""
+"""A step that joins what is gathered takes less than so many copies of it more each time."""
 LEAST_GROWTH: Final = 2**14
 """Bytes by which memory grows with every step, where that counts: not those of losses in a list."""
 _SIZE: Final = re.compile(r"(?!num)(?!.*batches).*batch", re.IGNORECASE)
@@ -95,7 +95,7 @@ _DECODE: Final = "json:JSONDecoder.decode"
 """To change the batch size of a JSON file."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class WholeRun:
     """What a run has shown, its first steps and what follows.
 
@@ -175,7 +175,7 @@ class WholeRun:
         tops = accumulate(ends, max, initial=0)  # a larger batch than the last leaves more, too
         return [end - top >= LEAST_GROWTH for end, top in zip(ends, tops, strict=False)][-3:]
 
-    @property
+    @cached_property
     def filling_bytes(self) -> int:
         """What the script gathers after the steps that were traced, where a condition on a length
         tells for how long, or the longest length of a queue, and what its steps make of it."""
