@@ -27,7 +27,6 @@ from torch.utils.data import get_worker_info
 from gpumemnet.extract.known_layouts import meta_like
 from gpumemnet.extract.module_calls import tensors_in
 from gpumemnet.sandbox.process import DeadlineReached, shorten_alarm
-from gpumemnet.sandbox.user_code import user_calls
 from gpumemnet.torch_private.names import (
     Arguments,
     Keywords,
@@ -56,7 +55,7 @@ from gpumemnet.tracing.script.models import (
     ScriptModules,
     TrainedModel,
 )
-from gpumemnet.tracing.script.optimizers import STEPS, Optimizers, counted, parameters_of
+from gpumemnet.tracing.script.optimizers import STEPS, Optimizers, parameters_of
 from gpumemnet.tracing.script.repeated_passes import RepeatedPasses
 from gpumemnet.tracing.script.simulated_cuda import Streams, swap_for_meta
 from gpumemnet.tracing.script.whole_run import (
@@ -72,7 +71,6 @@ from gpumemnet.tracing.script.whole_run import (
     WholeRun,
 )
 from gpumemnet.tracing.timeline import Timeline
-from gpumemnet.units import MIB
 
 _BEFORE: Final = 3
 """How much more time there is as long as the optimizer of most parameters has not stepped."""
@@ -133,7 +131,8 @@ class ScriptObserver:
         self._tensors = ModelTensors(self.recorder, self.modules)
         self._boundary: Callable[[], Optimizer | None] = lambda: None
         """The optimizer whose steps are counted, unless the script has dropped it."""
-        self._boundaries = 0
+        self.boundaries = 0
+        """How many steps have ended."""
         self._were_on_gpu: set[int] = set()
         """Parameters that have left the GPU, and may be back."""
         self.optimizers = Optimizers(
@@ -148,7 +147,8 @@ class ScriptObserver:
         self._stepped_at = 0.0
         """CPU time of the first step on the host."""
         self._has_optimizer = False
-        self._held: list[Optimizer] = []
+        self.held: list[Optimizer] = []
+        """The optimizers at the end of the run, which would go with the script's frames."""
         self.is_lower_bound = False
         """Whether time was up before enough steps."""
         self._passing = False
@@ -172,10 +172,10 @@ class ScriptObserver:
         """Step → shapes of what the first model was called with in training."""
         self._inputs: list[torch.Size] = []
         """Shapes of what was moved to the GPU since the last step."""
-        self._generation = Generation()
+        self.generation = Generation()
         self.progress = Progress(
             lambda: bool(self.modules.depth) or self._passing or self._stepping,
-            lambda: (self.optimizers.steps or self._boundaries, self.optimizers.made),
+            lambda: (self.optimizers.steps or self.boundaries, self.optimizers.made),
             lambda: (self.loaders.batches, self.loaders.epoch_batches),
             lambda: bool(self.loaders.known),
         )
@@ -184,7 +184,7 @@ class ScriptObserver:
         self.loops = Loops(
             self.recorder,
             self.counters,
-            lambda: self._generation.phase == GENERATION,
+            lambda: self.generation.phase == GENERATION,
             self.loaders.number_of,
             (EnoughSteps, DeadlineReached),
         )
@@ -194,7 +194,8 @@ class ScriptObserver:
             self._model_starts,
             self.progress.trained,
         )
-        self._whole: WholeRun | None = None
+        self.whole: WholeRun | None = None
+        """What the run has shown, where it ended after enough of it."""
         self._in_engine = self._has_engine = False
         self._trains_another = False
         """Whether an optimizer was made once the script had trained for as long as is wanted."""
@@ -207,104 +208,17 @@ class ScriptObserver:
     @property
     def has_enough_steps(self) -> bool:
         """Whether the script has trained for as many steps as a trace takes."""
-        return self.first is not None or self._boundaries >= self._steps_wanted
+        return self.first is not None or self.boundaries >= self._steps_wanted
 
     @property
     def has_stepped(self) -> bool:
         """Whether the script has trained on the GPU for one step, or is taken to have."""
-        return self._boundaries > 0 and (self._trains_on_gpu or not self._has_optimizer)
+        return self.boundaries > 0 and (self._trains_on_gpu or not self._has_optimizer)
 
     @property
     def trains_on_host(self) -> bool:
         """Whether optimizers have stepped on the host alone."""
         return not self._trains_on_gpu and self.optimizers.steps > 0
-
-    def end_early(self) -> None:
-        """Take the steps so far, because the script has ended."""
-        if self.has_stepped:
-            self.recorder.end_steps()
-            self.recorder.close()
-        else:
-            self.recorder.take_all_as_step()
-        if self.is_lower_bound:
-            return
-        self.notes["steps"] = (
-            f"the script ended after {counted(self._boundaries)}: longer training can take more, "
-            "where gradients and optimizer state of a step are there in the next one"
-        )
-
-    def reach_deadline(self, calls: str) -> bool:
-        """Take what was seen so far, because time is up; return whether anything was on the GPU.
-
-        Args:
-            calls: those of the script that ran.
-        """
-        if self.has_enough_steps:
-            self.notes["deadline"] = (
-                f"time was up after {counted(self.optimizers.steps)}{calls and f', at {calls}'}: "
-                "what the script does later was not looked at"
-            )
-            return True
-        return self.take_lower_bound(
-            f"the deadline was reached after {counted(self.optimizers.steps)}, and this is the memory of what "
-            "ran until then; raise --deadline, or let the script do less before it trains (fewer evaluation batches, "
-            f"shorter generation){calls and f'; it was at {calls}'}"
-        )
-
-    def take_lower_bound(self, why: str) -> bool:
-        """Take what was seen so far for a lower bound; return whether anything was on the GPU."""
-        self.is_lower_bound = self.recorder.has_live_storages
-        self.notes["deadline"] = f"a lower bound: {why}"
-        return self.is_lower_bound
-
-    def note_running(self, error: BaseException) -> None:
-        """Note the calls that the trace ended in, if a library trains, and loops whose rounds make
-        optimizers."""
-        self._held = [*self.optimizers]  # the script's frames go with the error
-        self.loops.learn_queues()
-        if self.has_enough_steps and self.recorder.phase == GENERATION:
-            self.notes[GENERATION] = self._generation.sentence
-        calls = user_calls(error)
-        is_error = isinstance(error, Exception) and not isinstance(error, StopIteration)
-        is_enough = self.progress.has_trained and not is_error
-        if calls and (self.loaders.is_over is not None or self._whole or is_enough):
-            self.notes["calls"] = (
-                f"the trace ended within {calls}: what the script does after it is not in the answer"
-            )
-        if self.loops.making:
-            self.notes["loops"] = (
-                f"{', '.join(sorted(self.loops.making))}: each round makes an optimizer, and the trace ended within; "
-                "a larger network of a later round takes more"
-            )
-            if (left := max(self.loops.making.values())) >= MIB:
-                self.notes["loops"] += (
-                    f"; the last round left {left / MIB:,.1f} MiB more than any before"
-                )
-        if later := [*self.loops.time_is_up()]:
-            self.notes["later"] = (
-                "the trace ended within loops whose rounds leave as much each time, "
-                f"and what later ones leave is in the answer: {'; '.join(later)}"
-            )
-
-    @property
-    def missing(self) -> str:
-        """What a script did not do that ended before it had trained enough, as a sentence."""
-        steps = self.optimizers.steps
-        if self.trains_on_host:
-            return (
-                f"the model never left the CPU: {counted(steps)} ran there; "
-                "let the script train on the GPU (model.to('cuda')), by its own arguments if it has some"
-            )
-        if not steps and not self.recorder.now():
-            return (
-                "the script ended before anything was on the GPU and before any optimizer stepped"
-            )
-        if not steps:
-            return (
-                "the script ended, and no optimizer stepped on what is on the GPU; "
-                "a trace takes two steps of an optimizer of torch.optim, or of a class derived from torch.optim.Optimizer"
-            )
-        return f"the script ended after {counted(steps)}, and no step was complete"
 
     @property
     def _steps_wanted(self) -> int:
@@ -440,7 +354,7 @@ class ScriptObserver:
 
         def made(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             if not self._has_optimizer:
-                self._has_optimizer, self._boundaries = True, 0
+                self._has_optimizer, self.boundaries = True, 0
                 self.notes.pop("optimizer", None)
             if not self.optimizers.is_counting:
                 self.optimizers.add(optimizer)
@@ -511,8 +425,8 @@ class ScriptObserver:
 
     def _end_step(self) -> None:
         """End a step, and the script after the steps of its whole run."""
-        self._boundaries += 1
-        if self._boundaries == 1:
+        self.boundaries += 1
+        if self.boundaries == 1:
             gc.collect()  # as a run does soon: networks that only refer to themselves are gone
         (events, seconds), self._ended = self._ended, (self.recorder.now(), process_time())
         step = self._ended[1] - seconds, self._ended[0] - events
@@ -528,9 +442,9 @@ class ScriptObserver:
             self._counted_from, self._counted_at = self.recorder.now(), process_time()
             self.progress.has_stepped = True
             self.seen()
-            self._end = self._boundaries + MORE_STEPS
+            self._end = self.boundaries + MORE_STEPS
             shorten_alarm(self.more_seconds, self.loops.goes_on)
-        self._end_whole_run(self._boundaries >= self._end)
+        self._end_whole_run(self.boundaries >= self._end)
         self.recorder.begin_step()
 
     def _end_whole_run(self, is_over: bool = False) -> None:
@@ -561,7 +475,7 @@ class ScriptObserver:
             self._counted_from, self._counted_at = self.recorder.now(), process_time()
             self._begin_rest()
             return
-        self._whole = self.whole_run()
+        self.whole = self.whole_run()
         self.recorder.close()
         raise EnoughSteps
 
@@ -576,13 +490,13 @@ class ScriptObserver:
     def _gives(self, what: str) -> None:
         """A data loader gives a batch that was chosen: the next step trains on it."""
         if torch.is_grad_enabled():
-            self.step_names[self._boundaries + 1] = what
+            self.step_names[self.boundaries + 1] = what
 
     def whole_run(self) -> WholeRun | None:
         """Return what the run has shown after its first steps; ``None`` if it had none."""
-        if self.first is None or self._whole is not None:
-            return self._whole
-        left, sentences = self.optimizers.left(self._boundaries)
+        if self.first is None or self.whole is not None:
+            return self.whole
+        left, sentences = self.optimizers.left(self.boundaries)
         sentences = [*self.loaders.unread, *sentences]
         shapes = defaultdict[Any, Counter[str]](Counter)  # by what trains on them
         for step, each in self.shapes.items():
@@ -604,7 +518,7 @@ class ScriptObserver:
             self.optimizers.learn_state(optimizer)
         return WholeRun(
             self.recorder.timeline(),
-            self._boundaries,
+            self.boundaries,
             self.step_names,
             left,
             tuple(sentences),
@@ -619,7 +533,7 @@ class ScriptObserver:
         self.recorder.begin_pass()
         if self.first is not None and not self._stepping:
             is_forward = self._has_graph or torch.is_grad_enabled()
-            phase = "forward" if is_forward else self._generation.phase
+            phase = "forward" if is_forward else self.generation.phase
             if not self._passing and phase != self.recorder.phase:
                 self._begin(phase)
         elif not self._started and torch.is_grad_enabled() and self.recorder.has_live_storages:
@@ -633,10 +547,10 @@ class ScriptObserver:
         self.recorder.left_module(module, arguments, output)
         if not self.modules.depth and torch.is_grad_enabled():
             self._has_graph |= any(each.requires_grad for each in tensors_in(output))
-        step = self._boundaries + 1
+        step = self.boundaries + 1
         is_model = not self.modules.depth and next(iter(module.parameters()), None) is not None
         if is_model and not torch.is_grad_enabled():
-            self._generation.passed(module, arguments, self.recorder.live_bytes())
+            self.generation.passed(module, arguments, self.recorder.live_bytes())
         if is_model and torch.is_grad_enabled() and self._started:
             shapes = [each.shape for each in _given(arguments)]
             given = shapes or self._inputs  # which the script has set beforehand
@@ -697,7 +611,7 @@ class ScriptObserver:
             )
             # Without gradients it trains nothing, such as where a script shows its learning rates.
             has_trained = self._trains_on_gpu or any(each.grad is not None for each in parameters)
-        self.optimizers.end_step(optimizer, self._boundaries + 1, has_trained=has_trained)
+        self.optimizers.end_step(optimizer, self.boundaries + 1, has_trained=has_trained)
         if self.trains_on_host:
             self._stepped_at = self._stepped_at or process_time()
             if process_time() > self._stepped_at + _SECONDS_ON_HOST:

@@ -11,7 +11,6 @@ import ast
 import gc
 import importlib
 import os
-import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,19 +35,12 @@ from gpumemnet.launchers.launch_line import (
     VISIBLE,
     VISIBLE_ON_LINE,
     local_ranks,
-    torchrun_environment,
 )
 from gpumemnet.launchers.pipeline_stages import StageFolder
 from gpumemnet.launchers.processes import as_rank, processes_inherit_gpu, threads_inherit_modes
 from gpumemnet.launchers.programs import stopped_by_answer
 from gpumemnet.sandbox.checkpoint import Checkpoint, is_own_process, take_process
-from gpumemnet.sandbox.process import DeadlineReached, stop_alarm
-from gpumemnet.sandbox.user_code import (
-    UnknownValueError,
-    fault_sentence,
-    user_calls,
-    user_location,
-)
+from gpumemnet.sandbox.process import stop_alarm
 from gpumemnet.torch_private.names import (
     check_torch,
     declare_torchvision_operators,
@@ -64,11 +56,12 @@ from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.result import TraceAnswer
 from gpumemnet.tracing.script.branches import USUAL, Assumptions
 from gpumemnet.tracing.script.gpu import GpuRequests
-from gpumemnet.tracing.script.libraries import COMPILED, prepared
+from gpumemnet.tracing.script.libraries import prepared
 from gpumemnet.tracing.script.models import TrainedModel
 from gpumemnet.tracing.script.observer import EnoughSteps, ScriptObserver
 from gpumemnet.tracing.script.present_gpu import present_gpu
 from gpumemnet.tracing.script.read_values import ReadValues
+from gpumemnet.tracing.script.run_end import run_to_end
 from gpumemnet.tracing.script.script_run import ScriptRun, result_of_script, shown_run
 from gpumemnet.tracing.script.simulated_cuda import GPU
 
@@ -224,52 +217,7 @@ def run_script(call: ScriptCall) -> ScriptRun:
 
     def observed(run: Callable[[], None]) -> ScriptRun:
         """Run the script, or a process of it, and return what it has shown."""
-        ended = ""
-        try:
-            _run_to_stop(run)
-            if not observer.progress.has_trained:  # it has come to its end
-                observer.counters.waiting.clear()
-                observer.counters.sizes.clear()
-        except EnoughSteps as error:
-            observer.note_running(error)
-        except GpumemnetError as error:
-            if observer.first is None:
-                raise
-            observer.note_running(error)
-            observer.error = str(error)
-        except DeadlineReached as error:
-            stop_alarm()
-            observer.note_running(error)
-            if not observer.progress.has_trained and not observer.reach_deadline(user_calls(error)):
-                raise
-        except SystemExit as error:
-            ended = f"{user_location(error)}: sys.exit({error.code!r})"
-            if error.code and isinstance(error.__context__, Exception):  # such as of Hydra
-                ended = observer.error = fault_sentence(error.__context__)
-        except Exception as error:
-            if observer.first is None and not observer.loops.left:
-                failure = CodeEndedError if values.sentences else ExtractError
-                raise failure(
-                    f"the script cannot be traced: {fault_sentence(error)}{_remedy(error, call)}"
-                ) from error
-            observer.note_running(error)
-            if not isinstance(error, StopIteration):  # of a loader that has ended early
-                ended = observer.error = fault_sentence(error)
-        if observer.error:
-            is_cut = observer.loaders.known or observer.progress.has_trained
-            cut = "the trace ends loops and data loaders early; perhaps by that, "
-            observer.notes["error"] = (
-                f"{cut if is_cut else ''}an error ended the script, and what follows is not in the answer: "
-                f"{observer.error}"
-            )
-        if not observer.has_enough_steps:
-            # Where a condition is not as usual, it may be why nothing is trained.
-            if observer.loops.left and not (observer.has_stepped or observer.trains_on_host):
-                observer.take_lower_bound("the script did not train once it had left loops")
-            is_bound = observer.is_lower_bound and call.assumptions == USUAL
-            if not observer.has_stepped and not is_bound:
-                raise CodeEndedError(f"{observer.missing}{ended and f'; it ended at {ended}'}")
-            observer.end_early()
+        run_to_end(run, observer, values, lambda: call)
         return shown()
 
     def shown() -> ScriptRun:
@@ -320,59 +268,6 @@ def run_script(call: ScriptCall) -> ScriptRun:
         if (values.sentences and not is_on_host) or call.seen is not None:  # a program's own end
             raise
         raise ExtractError(str(error)) from error  # no value is why: it would end so again
-
-
-def _run_to_stop(run: Callable[[], None]) -> None:
-    """Run the script; an error that follows from the end of the trace, such as of a context that is
-    left, is that end.
-
-    Raises:
-        EnoughSteps, DeadlineReached: the trace ended.
-        Exception: of the script.
-    """
-    try:
-        run()
-    except Exception as error:
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, EnoughSteps | DeadlineReached):
-            cause = cause.__context__
-        if cause is None:
-            raise
-        raise cause from None
-
-
-def _remedy(error: BaseException, call: ScriptCall) -> str:
-    """Return what to do about an error of a script, as the end of a sentence; empty if that is not
-    known."""
-    if isinstance(error, KeyError) and str(error).strip("'") in torchrun_environment(1):
-        words = shlex.join([*(["-m"] if call.is_module else []), str(call.script), *call.arguments])
-        return (
-            "; a launcher sets this variable: start the script as it is started in training, for example "
-            f"gpumemnet trace -- torchrun --nproc-per-node 1 {words}"
-        )
-    if isinstance(error, ModuleNotFoundError) and error.name:
-        package = error.name.partition(".")[0]
-        if package == "deepspeed":  # its compiled operators are not needed
-            return "; a trace runs DeepSpeed's own engine: DS_BUILD_OPS=0 pip install deepspeed"
-        if package in sys.modules:
-            return f"; it is a part of another version of {package!r}"
-        remedy = f"; install what provides {package!r} where gpumemnet is installed"
-        if "cuda" in package or package.endswith(("_ext", "_C")):  # compiled for a GPU
-            remedy += f"; {COMPILED}"
-        return remedy
-    if isinstance(error, FileNotFoundError) and error.filename is not None:
-        return (
-            f"; the trace runs in {Path.cwd()}: start it where the training is started, with the data in place "
-            "(a few made-up samples of the same sizes will do)"
-        )
-    if isinstance(error, EOFError) and "reading a line" in str(error):
-        return "; give the lines that it asks for: printf 'y\\n' | gpumemnet trace …"
-    asked, names_gpus, _ = str(error).partition("But your machine only has")  # of Lightning
-    if names_gpus:
-        return f"; trace it as the first of these GPUs: --ranks {asked.count(',') + 1}"
-    if isinstance(error, UnknownValueError):
-        return "; let the script leave out this part, by its own arguments if it has some: it does not train"
-    return ""
 
 
 def _main_module(script: Path, is_module: bool) -> ModuleType:
