@@ -339,6 +339,11 @@ class KnownValues(DispatchMode):
         is_dynamic = torch.Tag.dynamic_output_shape in func.tags
         is_read = schema(func).name in READS_VALUE_BELOW
         known = None
+        if (out := kwargs.get("out")) is not None and is_dynamic:
+            found = self._run_on_meta(func.overloadpacket.default, tensors, args, {})
+            self.numbers.forget(out)
+            out.resize_(found.shape).zero_()
+            return out if found.is_meta else out.copy_(found)
         if is_read or is_dynamic:
             known = self.numbers.arguments(func, tensors, args, kwargs)
         if is_read:

@@ -348,6 +348,18 @@ Arrived = Callable[[Tensor, bool], None]
 """Called for each unsharded tensor that arrives on the GPU, and whether it is a parameter."""
 
 
+def resizing(recorder: Recorder) -> tuple[str, Callable[..., torch.UntypedStorage]]:
+    """Return what is replaced, and by what, so that storages are recorded that are freed early."""
+    resize: Callable[..., torch.UntypedStorage] = value_of(STORAGE_RESIZE)
+
+    def resized(storage: torch.UntypedStorage, size_bytes: int) -> torch.UntypedStorage:
+        resize(storage, size_bytes)
+        recorder.resized(storage)
+        return storage
+
+    return STORAGE_RESIZE, resized
+
+
 @contextmanager
 def sharding_on_meta(
     recorder: Recorder, streams: Streams, arrived: Arrived, gathered: ViewStreams
@@ -361,12 +373,6 @@ def sharding_on_meta(
         gathered: is told of views of flat parameters.
     """
     communicating = recorder.communicating()
-    resize: Callable[..., torch.UntypedStorage] = value_of(STORAGE_RESIZE)
-
-    def resized(storage: torch.UntypedStorage, size_bytes: int) -> torch.UntypedStorage:
-        resize(storage, size_bytes)
-        recorder.resized(storage)
-        return storage
 
     def move(parameters: list[nn.Parameter], buffers: list[Tensor], device: torch.device) -> None:
         for parameter in parameters:
@@ -377,7 +383,7 @@ def sharding_on_meta(
     replacements = (
         (names.DEVICE_MODULE, streams),
         (names.ACCELERATOR_STREAM, streams.current_stream),
-        (STORAGE_RESIZE, resized),
+        resizing(recorder),
         (names.RNG_SUPPORT, lambda mesh: False),
         (names.MESH_DEVICE, lambda mesh: _META),
         (names.MOVE_STATES, move),

@@ -358,6 +358,8 @@ class Recorder(DispatchMode):
         if index is None and storage.device.type != "meta":
             return  # of the host
         if index is not None:
+            if self._storages[index].size_bytes == storage.nbytes():
+                return
             self._released(self._references[index])
         if storage.nbytes():
             self._allocated(storage, "resize_", self._owner())

@@ -31,6 +31,7 @@ from gpumemnet.launchers.parallel import (
     count_named_gpus,
     data_parallel_forward,
     noting_unlimited_gathers,
+    resizing,
 )
 from gpumemnet.physics.element_types import IMAGE_DIMENSIONS
 from gpumemnet.torch_private import script as names
@@ -351,6 +352,7 @@ def present_gpu(
             ),
         ),
         (names.PIN_MEMORY, pinned),
+        resizing(recorder),
         (names.RECORD_STREAM, lambda tensor, stream: None),
         (names.TENSOR_NEW, tensor_new(value_of(names.TENSOR_NEW), requests.of_default_type)),
         (names.MODULE_TO, to),

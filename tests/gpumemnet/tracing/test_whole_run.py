@@ -101,16 +101,20 @@ for i in range(9): step(optimizer, net(torch.rand(64, 4096).cuda()).mean())
         10 * 64,
         10 * 64 + WORKSPACE,
     ),
-    "scratch": Case(  # weights, their gradients, what was resized to a number of the GPU, two outputs
+    # weights, gradients, what was resized to a number of the GPU, two outputs; no freed storage
+    "scratch": Case(
         """
 net = wide(1)
 optimizer = torch.optim.SGD(net.parameters())
 classes = torch.arange(64).cuda().max() + 1
 scratch = torch.zeros(2, classes).cuda()
 doubled, copied = torch.empty(0).cuda(), net[0].weight.data.new()
+found, freed = torch.empty(0, dtype=torch.long).cuda(), torch.zeros(2**24).cuda().untyped_storage()
 for size in (8, 8, 8, 4, 4, 4):
     torch.mul(net[0].weight.data, 2, out=doubled)
     copied.resize_as_(doubled).copy_(doubled)
+    torch.nonzero(doubled[0] > 0, out=found)
+    freed.resize_(0)
     output = net(torch.randn(size, 4096).cuda())
     scratch.resize_(size * 32768, classes).scatter_(1, output[:1].argmax(1, keepdim=True), 1)
     step(optimizer, (scratch.view(size, -1, classes)[:, 0] * output[:, :64]).mean())
