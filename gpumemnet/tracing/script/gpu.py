@@ -86,6 +86,12 @@ _NEW: Final = frozenset(
 )
 _LIKE: Final = frozenset({torch.zeros_like, torch.ones_like, torch.full_like})
 _PLACES: Final = frozenset({Tensor.__getitem__, Tensor.__setitem__})
+_NUMBERS: Final = frozenset({int, float, bool})
+_OF_NUMBERS: Final = _PLACES | {
+    getattr(Tensor, name)
+    for name in ["add", "sub", "mul", "div", "lt", "le", "gt", "ge", "eq", "ne", "__bool__", "item"]
+}
+"""Functions with which a loop computes number by number."""
 _FILLED: Final = FILLED | {torch.empty}
 _SPARSE_CONSTRUCTORS: Final = frozenset(
     {torch.sparse_coo_tensor, torch.sparse_csr_tensor, torch.sparse_csc_tensor}
@@ -180,6 +186,11 @@ class GpuRequests(TorchFunctionMode):
         args: Arguments = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if func in _OF_NUMBERS and not kwargs:  # a script reads a table of a million one by one
+            most = math.inf if func in _PLACES and type(args[1]) is int else MOST_NUMBERS
+            if all(type(each) in _NUMBERS or self._is_plain(each, most) for each in args):
+                with names.below_modes():
+                    return func(*args)
         named = dict(kwargs or {})
         if not args and func is not torch.where:  # the rules below look at the first argument
             args = tuple(named.pop(name) for name in ("data", "input", "tensors") if name in named)
@@ -364,12 +375,12 @@ class GpuRequests(TorchFunctionMode):
         if func in _DRAWS and made.is_meta:
             self.numbers.draw(made, partial(_DRAWS[func], made.shape, dtype=made.dtype))
 
-    def _is_plain(self, tensor: Tensor) -> bool:
-        """Whether a tensor is a few numbers on the host, of which nothing else is to be known."""
+    def _is_plain(self, tensor: Tensor, most: float = MOST_NUMBERS) -> bool:
+        """Whether a tensor is few numbers on the host, of which nothing else is to be known."""
         return not (
             type(tensor) is not Tensor
             or tensor.requires_grad
-            or tensor.numel() > MOST_NUMBERS
+            or tensor.numel() > most
             or self._unknown(tensor)
             or self._values.is_assumed(tensor)
             or self._observer.recorder.holds(tensor)

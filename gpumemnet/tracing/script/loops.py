@@ -164,6 +164,8 @@ class Loops:
         self.sampled: set[str] = set()
         """Loops whose rounds make optimizers, and that were left."""
         self._has_left = self.met_longest = False
+        self._ahead = set[str]()
+        """Loops over lists that have given the largest."""
         self.left: dict[str, None] = {}
         """Loops that were left before the first steps."""
         self._waits = False
@@ -218,7 +220,7 @@ class Loops:
                 has_trained = progress.has_trained  # a last round takes conditions on counters
                 given = progress.batches()[0]
                 # no name: enumerate would keep the first pair
-                yield self._taken(loop, next(iterator), given, place in self.training)
+                yield self._taken(loop, self._next(place, iterator, items), given, place)
                 is_on_host = self._recorder.now() == event
                 trains_nothing = progress.has_stepped or progress.trained()[0] == steps
                 is_whole = loop.has_parts and loop.given < _PARTS and progress.trained()[0] == steps
@@ -401,12 +403,30 @@ class Loops:
             self._recorder.keep(each.between, each.rounds * each.round_bytes, each.at)
             yield f"{each.place}: {each.rounds:,} times {each.round_bytes / MIB:,.1f} MiB"
 
-    def _taken(self, loop: Running, item: Any, given: int, trains: bool) -> Any:
+    def _next(self, place: str, iterator: Iterator[Any], items: Any) -> Any:
+        """Return the next item; once after the first steps, the largest of a list in its place, as
+        time may be up before the loop is left."""
+        item, batches = next(iterator), _shown(items)
+        is_due = place in self.training and self._progress.has_stepped and place not in self._ahead
+        if is_due and isinstance(batches, list | tuple):
+            self._ahead.add(place)
+            has_time = time_to_read(_READ_SECONDS)
+            sizes = [*map(self._batch_size, takewhile(lambda _: has_time(), batches))]
+            index = max(range(len(sizes)), key=sizes.__getitem__)
+            if sizes[index] > self._batch_size(item[1] if _is_numbered(items) else item):
+                return (
+                    (_first(items) + index, batches[index])
+                    if _is_numbered(items)
+                    else batches[index]
+                )
+        return item
+
+    def _taken(self, loop: Running, item: Any, given: int, place: str) -> Any:
         """Learn from the item of a round, and return it; data loaders had ``given`` so many batches
         before it was asked for."""
         batches = self._batches_since(given)
         loop.given += 1
-        if trains and not batches:
+        if place in self.training and not batches:
             loop.most = max(loop.most, self._batch_size(item))
         loop.ends_itself = batches if loop.given <= batches else 0
         if loop.given == 1:
