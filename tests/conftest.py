@@ -66,11 +66,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 LONGEST_FIRST = (
     *("tracing/test_whole_run", "integrations/test_mlflow", "named/test_exact"),
     *("measure/test_campaign", "tracing/test_idioms", "retrain/test_retrain"),
-    *("api/test_schemathesis", "models/test_cli_models", "service/test_process"),
+    *("api/test_schemathesis", "training/test_training", "service/test_process"),
     *("tracing/test_script", "real_scripts/test_real_scripts", "traces/test_true_values"),
     *("launchers/test_deepspeed_engine", "batch/test_batch_runs", "golden/test_golden_traces"),
     *("page/test_page_browser", "observations/test_observations", "packaging/test_wheel"),
-    *("training/test_training", "tracing/test_compiled", "tracing/test_batch_setting"),
+    *("tracing/test_compiled", "tracing/test_batch_setting"),
     *("launchers/test_fully_sharded", "gpumemnet/test_trainer_callbacks", "docs/test_docs"),
     *("extract/test_extract_file", "tracing/test_child_programs", "tests/test_size"),
 )

@@ -3,6 +3,7 @@ network."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import onnxruntime
 import pytest
 import torch
 
+from gpumemnet.cli import main
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import Layer
@@ -29,7 +31,10 @@ from models.training.classifier import (
     train,
 )
 from models.training.data import LabelledJobs
-from tests.jobs import totals_only
+from tests.jobs import small_job, totals_only
+from tests.models.conftest import FEW
+from tests.nightly import nightly
+from tests.sites import DATASETS
 
 PLANS = {
     "mlp": replace(plan_of("mlp"), epochs=3, folds=3, hidden=16),
@@ -206,3 +211,39 @@ def test_bounds_of_few_families_are_no_narrower_than_those_of_all(few: LabelledJ
     bounds, counts = _grouped_bounds(scores, codes, np.ones(len(few), dtype=np.bool_), groups)
     assert counts[code] == alone.sum()
     assert bounds[code][-1] > bounds[other][-1] / 2 > scores[alone].max()
+
+
+@pytest.mark.parametrize("encoders", [["mlp"], *nightly([["mlp", "transformer"]])])
+def test_the_command_makes_a_bundle_of_each_encoder(
+    encoders: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = [word for encoder in encoders for word in ("--encoder", encoder)]
+    words = [word for path in FEW for word in ("--dataset", str(path))]
+    out = ("--out", str(tmp_path / "mine"), "--epochs", "1", "--json")
+    assert main(["train", *words, *asked, *out]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert list(document["bundles"]) == encoders
+    predictor = Predictor.load(tmp_path / "mine")
+    assert [one.card.encoder for one in predictor.bundles] == encoders
+    for encoder in encoders:
+        estimate = predictor.predict(small_job(), encoder=encoder)
+        assert estimate.estimator == encoder
+        assert estimate.safe_bytes is not None
+        assert estimate.safe_bytes > estimate.expected_bytes > estimate.context_bytes
+
+
+def test_a_missing_dataset_and_an_unknown_encoder_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.parquet").write_bytes(b"PAR1")
+    out = ("--out", tmp_path / "bundles")
+    zoo = DATASETS / "published_real_models_a100.parquet"
+    for said, arguments in {
+        "none.parquet does not exist": ("evaluate", "--dataset", tmp_path / "none.parquet"),
+        "must be one of mlp, transformer, not 'rnn'": ("train", "--encoder", "rnn", *out),
+        "no whole Parquet file": ("train", "--dataset", tmp_path / "x.parquet", *out),
+        "holds no row to train on": ("train", "--dataset", zoo, *out),
+    }.items():
+        assert main([*map(str, arguments)]) == 2
+        assert said in capsys.readouterr().err
+    assert not (tmp_path / "bundles").exists()

@@ -29,6 +29,7 @@ assert best.cpu().sum().item() == pytest.approx(images.sum().item(), rel=1e-3)
 """
 
 
+@pytest.mark.nightly
 def test_a_trace_has_the_peak_of_a_run_with_true_values(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import pytest\n" + SCRIPT)
