@@ -36,7 +36,7 @@ def rehearse(
     )
 
 
-@pytest.mark.parametrize("mode", ["process", "container", "device"])
+@pytest.mark.parametrize("mode", ["process", "device"])
 def test_the_context_is_what_the_process_has_beside_what_it_reserved(
     mode: str, tmp_path: Path
 ) -> None:

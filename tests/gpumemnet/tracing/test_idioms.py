@@ -127,26 +127,20 @@ DURATIONS = (  # nothing is no duration: convolutions over it are errors
 )
 CONDITIONS = {
     "truth": "if loss: keep = block(256)",
-    "comparison": "if x.sum() > 0: keep = block(256)",
     "any": (
         "within = torch.vmap(lambda row: (row > 3).to(row.device) & row.new_zeros(1).bool()[:1].contiguous())\n"
         "if within(x).any(): keep = block(256)"
     ),
     "all": "if (x > 0).all(): keep = block(256)",
-    "not_all": "if not (x > 0).all(): keep = block(256)",
     "item": "value = loss.item() if x.max() > 0 else 0.0\nbest = max(best, value)\nif value > 5: keep = block(256)",
-    "int": "if int(loss) == 3: keep = block(256)",
     "float": "if float(loss) > 300: keep = block(256)",
     "otherwise": "if x.sum() > 0: pass\nelse: keep = block(256)",
     "fails": "ways = []\nif x.sum() > 0: ways.append(block(256))\nkeep = ways[0]",
     "two_ways": "if x.sum() > 0: keep = block(128)\nif x.max() > 5: pass\nelse: other = block(128)",
-    "equal": "if torch.equal(x, x + 1): keep = block(256)",
-    "allclose": "if torch.allclose(x, x + 1): keep = block(256)",
+    "equal": "are = torch.equal(x, x + 1), torch.allclose(x, x + 1)\nif are[0] and are[1]: keep = block(256)",
     "running_total": "total += loss.item()\nif total / (i + 1) > 0.5: keep = block(256)",
     "best": "value = loss.item() * 2\nif value < best - 1e-3:\n    best = value; keep = block(256)",
-    "smallest": "if min(loss.item(), 3) > 1: keep = block(256)",
     "expression": "keep = block(256) if loss > 0.5 else None",
-    "on_host": "if x.cpu().sum() > 0: keep = block(256)",
     "array": (
         "p = x.softmax(1).data[0].cpu().numpy(); __import__('numpy').random.choice(256, p=p)\n"
         "if x.cpu().numpy().mean() > 0.5: keep = block(256)"
