@@ -145,6 +145,10 @@ CONDITIONS = {
         "p = x.softmax(1).data[0].cpu().numpy(); __import__('numpy').random.choice(256, p=p)\n"
         "if x.cpu().numpy().mean() > 0.5: keep = block(256)"
     ),
+    "scaled": (  # by their sum and their range, which is not 0
+        "p = (x * loss).norm(dim=1).detach().cpu().numpy()\nassert len(set(p)) == 64 and max(p) < 1e-5\n"
+        "__import__('numpy').random.choice(64, p=p / p.sum())\nkeep = block(256)"
+    ),
     "list": "if x[0].tolist()[3] > 0.5: keep = block(256)",
     "key": "k = loss.gt(1).long().item()\nkeep = block({0: 1, 1: 256}[k])",
     "match": "match int(loss):\n    case 0: keep = block(1)\n    case _: keep = block(256)",
