@@ -124,7 +124,7 @@ _LARGE_NUMBER: Final = 100
 """What a floating-point number is where conditions are the opposite: more than most thresholds."""
 _SMALL_NUMBER: Final = 1e-30
 """What it is otherwise: unlike 0 it has a logarithm, and can be divided by."""
-_UNEQUAL: Final = range(2, 2**22)
+_DIFFERENT: Final = range(2, 2**22)
 """Elements of a copy on the host that are no zeros: tiny numbers that differ, and are the same in each
 copy of its shape."""
 _TINY: Final = 1e-6
@@ -336,7 +336,7 @@ class ReadValues(MissingValues):
             return torch.ones(tensor.shape, dtype=tensor.dtype)
         number = self._number(tensor.dtype, True) if is_lost else 0
         number = number or self._counts.get(tensor, 0)
-        differ = is_lost and tensor.is_floating_point() and tensor.numel() in _UNEQUAL
+        differ = is_lost and tensor.is_floating_point() and tensor.numel() in _DIFFERENT
         if not number and differ and (tensor.is_meta or not tensor.any()):
             with names.unseen():  # a script may scale them by their range, or sort them into a tree
                 parts = torch.arange(1.0, tensor.numel() + 1).double().mul_(_GOLDEN).frac_()
