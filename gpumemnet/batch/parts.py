@@ -81,7 +81,7 @@ def divide(files: Sequence[JobFile]) -> list[Part]:
         if ends is None:
             start = len(csv_header(file.location)[0]) if file.format == "csv" else 0
             first = 0
-            for count, stop in _line_runs(file, start, _WIDE_PART_ROWS):
+            for count, stop in _line_runs(file, start):
                 parts.append(Part(number, file, first, count, start, first))
                 first, start = first + count, stop
             continue
@@ -110,7 +110,7 @@ def _row_groups(file: JobFile) -> list[int] | None:
         )
 
 
-def _line_runs(file: JobFile, start: int, run_lines: int) -> Iterator[tuple[int, int]]:
+def _line_runs(file: JobFile, start: int) -> Iterator[tuple[int, int]]:
     """Yields the number of lines of each run and the byte offset of its end; the last line may lack
     its newline."""
     lines, offset, line_start = 0, start, start
@@ -119,9 +119,9 @@ def _line_runs(file: JobFile, start: int, run_lines: int) -> Iterator[tuple[int,
         while block := stream.read(_BLOCK_BYTES):
             ends = np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == ord("\n"))
             taken = 0
-            while lines + len(ends) - taken >= run_lines:
-                taken += run_lines - lines
-                yield run_lines, offset + int(ends[taken - 1]) + 1
+            while lines + len(ends) - taken >= _WIDE_PART_ROWS:
+                taken += _WIDE_PART_ROWS - lines
+                yield _WIDE_PART_ROWS, offset + int(ends[taken - 1]) + 1
                 lines = 0
             lines += len(ends) - taken
             line_start = offset + int(ends[-1]) + 1 if len(ends) else line_start

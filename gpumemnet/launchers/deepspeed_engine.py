@@ -80,14 +80,14 @@ def preparations(
 
     def replicated(module: Any) -> None:
         optimizer = module.DeepSpeedZeroOptimizer
-        within_engine(optimizer, "initialize_optimizer_states")
+        states_within_engine(optimizer)
         optimizer.has_overflow = _finds_none
         optimizer.complete_grad_norm_calculation_for_cpu_offload = lambda made, parameters: 1.0
         optimizer.setup_buckets = communicating(optimizer.setup_buckets)
 
     def partitioned(module: Any) -> None:
         optimizer = module.DeepSpeedZeroOptimizer_Stage3
-        within_engine(optimizer, "initialize_optimizer_states")
+        states_within_engine(optimizer)
         optimizer.has_overflow = _finds_none
         optimizer.complete_grad_norm_calculation_for_cpu_offload = lambda made, parameters: (
             torch.ones(())
@@ -105,15 +105,15 @@ def preparations(
         coordinator = module.PartitionedParameterCoordinator
         coordinator.fetch_sub_module = communicating(coordinator.fetch_sub_module)
 
-    def within_engine(owner: Any, name: str) -> None:
-        run = getattr(owner, name)
+    def states_within_engine(optimizer: Any) -> None:
+        run = optimizer.initialize_optimizer_states
 
         @wraps(run)
         def inside(*args: Any, **kwargs: Any) -> Any:
             with observer.engine_runs():
                 return run(*args, **kwargs)
 
-        setattr(owner, name, inside)
+        optimizer.initialize_optimizer_states = inside
 
     def engine(module: Any) -> None:
         step = module.DeepSpeedEngine._take_model_step

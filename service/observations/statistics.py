@@ -27,6 +27,8 @@ ALARM_PROBABILITY: Final = 0.001
 """Of 200 jobs with 99 % nominal coverage, 9 misses raise the alarm (95.5 % coverage).
 At nominal coverage, less than one window in a thousand raises a false alarm.
 """
+WINDOW: Final = 200
+"""Observations of a family that the alarm tests."""
 SECONDS_PER_DAY: Final = 86_400
 
 
@@ -90,17 +92,17 @@ def median(values: Array) -> float | None:
     return float(np.median(values)) if len(values) else None
 
 
-def read_alarms(connection: Connection, window: int) -> list[Alarm]:
-    """The alarm of every family with observations, over the last ``window`` of them."""
+def read_alarms(connection: Connection) -> list[Alarm]:
+    """The alarm of every family with observations, over the last :data:`WINDOW` of them."""
     alarms = []
     for family in FAMILIES:
         # Some observations do not test their bound; twice the window leaves room for them.
-        question = _compared().where(OBSERVATIONS.c.family == family).limit(2 * window)
+        question = _compared().where(OBSERVATIONS.c.family == family).limit(2 * WINDOW)
         if rows := connection.execute(question).all():
             kept = _kept(rows)
             is_judged = ~np.isnan(kept)
             kept, promised = (
-                values[is_judged][:window] for values in (kept, _column(rows, "coverage"))
+                values[is_judged][:WINDOW] for values in (kept, _column(rows, "coverage"))
             )
             probability = miss_probability(promised, int((1 - kept).sum()))
             alarms.append(
@@ -109,7 +111,7 @@ def read_alarms(connection: Connection, window: int) -> list[Alarm]:
                     probability < ALARM_PROBABILITY,
                     _mean(kept),
                     _mean(promised),
-                    median(error_ratios(rows[:window])),
+                    median(error_ratios(rows[:WINDOW])),
                 )
             )
     return alarms

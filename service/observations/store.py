@@ -54,13 +54,15 @@ MAX_GROUP: Final = 500
 """Most observations in one transaction."""
 MAX_WAITING: Final = 1000
 """Most observations that wait to be stored."""
+ANSWER_SECONDS: Final = 15.0
+"""How long a request waits for its observation to be stored."""
+RETENTION_SECONDS: Final = 30 * SECONDS_PER_DAY
+"""How long a prediction without an observation is kept."""
 MAX_PENDING_PREDICTIONS: Final = 4000
 MAX_PENDING_LAYERS: Final = 200_000
 """Most predictions, and layers of their jobs, in the queue: some 30 MB."""
 ROWS_PER_TRANSACTION: Final = 256
 """Most predictions in one transaction."""
-ALARM_WINDOW: Final = 200
-"""Observations of a family that the coverage alarm tests."""
 YOUNG_SECONDS: Final = 2.0
 """A younger prediction may still be in another worker's queue, so an observation of it is tried
 again."""
@@ -194,28 +196,13 @@ class ObservationStore:
 
     Args:
         address: the database's URL, of SQLite or PostgreSQL.
-        queue_size: most observations that wait to be stored.
-        prediction_retention_days: how long a prediction without an observation is kept.
-        busy_seconds: how long a write waits for a write of another process.
-        answer_seconds: how long a request waits for its observation to be stored.
 
     Raises:
         DatabaseError: when the URL cannot be used, or its driver is not installed.
     """
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        queue_size: int = MAX_WAITING,
-        prediction_retention_days: float = 30,
-        busy_seconds: float = 5.0,
-        answer_seconds: float = 15.0,
-    ) -> None:
+    def __init__(self, address: str) -> None:
         self._url = database_url(address)
-        self._queue_size = queue_size
-        self._retention_seconds = prediction_retention_days * SECONDS_PER_DAY
-        self._answer_seconds = answer_seconds
         self._lock = threading.Lock()
         self._predictions = PredictionQueue()
         self._waiting: list[_Waiting] = []
@@ -223,7 +210,7 @@ class ObservationStore:
         self._stopping = False
         self._thread: threading.Thread | None = None
         # It connects when it is first used, which is after any fork.
-        self._engine = make_engine(self._url, busy_seconds=busy_seconds)
+        self._engine = make_engine(self._url)
         self._has_tables = False
         self._away: str | None = None
         self._complained = False
@@ -279,7 +266,7 @@ class ObservationStore:
         """
         future = self._submit(observation, key_name)
         self._wake.set()
-        await asyncio.wait([future], timeout=self._answer_seconds)
+        await asyncio.wait([future], timeout=ANSWER_SECONDS)
         if not future.done():
             REFUSED.labels("too_slow").inc()
             raise _busy(
@@ -300,10 +287,10 @@ class ObservationStore:
         with self._lock:
             if self._thread is None or self._stopping:
                 raise _busy("the service is stopping")
-            if len(self._waiting) >= self._queue_size:
+            if len(self._waiting) >= MAX_WAITING:
                 REFUSED.labels("queue_full").inc()
                 raise _busy(
-                    f"{self._queue_size} observations wait to be stored, and no more are taken on"
+                    f"{MAX_WAITING} observations wait to be stored, and no more are taken on"
                 )
             future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
             self._waiting.append(_Waiting(incoming, future, time.monotonic() + patience))
@@ -465,7 +452,7 @@ class ObservationStore:
         if now >= self._refresh_at:
             self._refresh_at = now + REFRESH_SECONDS
             with reading(self._engine) as connection:
-                for alarm in read_alarms(connection, ALARM_WINDOW):
+                for alarm in read_alarms(connection):
                     ALARM.labels(alarm.family).set(alarm.is_on)
                     for gauge, value in (
                         (COVERAGE, alarm.coverage),
@@ -476,7 +463,7 @@ class ObservationStore:
                             gauge.labels(alarm.family).set(value)
         if now >= self._sweep_at:
             with self._engine.begin() as connection:
-                more = sweep(connection, time.time() - self._retention_seconds)
+                more = sweep(connection, time.time() - RETENTION_SECONDS)
             self._sweep_at = now + (FLUSH_SECONDS if more else SWEEP_SECONDS)
 
     def _refuse_all(self, reason: str) -> None:

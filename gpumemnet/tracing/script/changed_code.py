@@ -88,7 +88,7 @@ class _Changing(ast.NodeTransformer):
             return node
         yields = (ast.Yield, ast.YieldFrom)
         is_generator = any(isinstance(each, yields) for each in ast.walk(node))
-        positions, shapes = _positions([node]), _assigned(node, r"\.shape|\.size\(|len\(")
+        positions, shapes = _positions([node]), _sizes(node)
         with patch.multiple(
             self,
             _scope=node.name,
@@ -361,10 +361,12 @@ def _positions(code: Iterable[ast.AST]) -> frozenset[str]:
     return frozenset(ast.unparse(each) for index in added for each in ast.walk(index))
 
 
-def _assigned(function: ast.FunctionDef, pattern: str) -> frozenset[str]:
-    """The variables of a function that it assigns what matches ``pattern`` to."""
+def _sizes(function: ast.FunctionDef) -> frozenset[str]:
+    """The variables of a function that it assigns shapes or lengths to."""
     assigned = (each for each in ast.walk(function) if isinstance(each, ast.Assign))
-    found = (each for each in assigned if re.search(pattern, ast.unparse(each.value)))
+    found = (
+        each for each in assigned if re.search(r"\.shape|\.size\(|len\(", ast.unparse(each.value))
+    )
     return frozenset(
         ast.unparse(each) for one in found for target in one.targets for each in ast.walk(target)
     )

@@ -9,17 +9,16 @@ import uvicorn
 
 from service import app
 from service.__main__ import uvicorn_options
-from service.observations.store import ObservationStore
+from service.observations import store
+from service.observations.database import make_engine
 from service.settings import Settings
 
 
 def main() -> None:
     queue_size = int(sys.argv[2]) if len(sys.argv) > 2 else 1000
     # on a busy machine the tests hold locks for seconds
-    store = partial(
-        ObservationStore, queue_size=queue_size, busy_seconds=300.0, answer_seconds=300.0
-    )
-    vars(app)["ObservationStore"] = store
+    engine = partial(make_engine, busy_seconds=300.0)
+    vars(store).update(MAX_WAITING=queue_size, ANSWER_SECONDS=300.0, make_engine=engine)
     listener = socket.create_server(("127.0.0.1", 0))
     settings = Settings(database_url=sys.argv[1], port=listener.getsockname()[1])
     config = uvicorn.Config(app.create_app(settings), **uvicorn_options(settings))

@@ -7,6 +7,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from service.observations.database import (
     DatabaseError,
     database_url,
     ensure_schema,
+    make_engine,
 )
 from service.observations.inserts import Stored
 from service.observations.statistics import miss_probability
@@ -53,15 +55,17 @@ def address(file: Path) -> str:
 
 
 @pytest.fixture
-def make_store(address: str) -> Iterator[MakeStore]:
+def make_store(address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeStore]:
     """Stores on one database, stopped after the test; patient, because on a busy machine any step
     may take seconds."""
     made: list[ObservationStore] = []
 
-    def make(**settings: Any) -> ObservationStore:
-        one = ObservationStore(
-            address, **{"busy_seconds": 300.0, "answer_seconds": 300.0, **settings}
-        )
+    def make(busy_seconds: float = 300.0, retention_seconds: float = 1e9) -> ObservationStore:
+        engine = partial(make_engine, busy_seconds=busy_seconds)
+        monkeypatch.setattr(store, "make_engine", engine)
+        monkeypatch.setattr(store, "ANSWER_SECONDS", 300.0)
+        monkeypatch.setattr(store, "RETENTION_SECONDS", retention_seconds)
+        one = ObservationStore(address)
         one.prepare()
         one.start()
         made.append(one)
@@ -241,9 +245,7 @@ def test_observations_go_before_the_predictions_that_wait(
 def test_old_predictions_that_nobody_reports_on_go(
     make_store: MakeStore, estimate: PredictionTable, file: Path
 ) -> None:
-    first = make_store(
-        prediction_retention_days=365
-    )  # it deletes none before their observation has come
+    first = make_store()
     kept = record(estimate, age_seconds=40 * 86_400)
     recent = record(estimate, job_from_dict({**EXAMPLE_JOBS["mlp"], "batch_size": 3}))
     old = [
@@ -262,7 +264,7 @@ def test_old_predictions_that_nobody_reports_on_go(
     connection.execute("UPDATE jobs SET seen_at = seen_at - 40 * 86400")
     connection.commit()
     connection.close()
-    second = make_store(prediction_retention_days=30)
+    second = make_store(retention_seconds=30 * 86_400)
     wait_until(lambda: rows(file, "SELECT count(*) FROM jobs") == [(2,)])
     second.drain()
     left = {identity for (identity,) in rows(file, "SELECT id FROM predictions")}
