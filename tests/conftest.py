@@ -64,8 +64,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 LONGEST_FIRST = (
-    *("tracing/test_whole_run", "integrations/test_mlflow", "named/test_exact"),
-    *("measure/test_campaign", "tracing/test_idioms", "retrain/test_retrain"),
+    *("tracing/test_whole_run", "retrain/test_retrain", "named/test_exact"),
+    *("measure/test_campaign", "tracing/test_idioms"),
     *("api/test_schemathesis", "training/test_training", "service/test_process"),
     *("tracing/test_script", "real_scripts/test_real_scripts", "traces/test_true_values"),
     *("launchers/test_deepspeed_engine", "batch/test_batch_runs", "golden/test_golden_traces"),

@@ -43,8 +43,10 @@ def test_it_loads_neither_torch_nor_pandas() -> None:
 # Its end
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, *nightly([signal.SIGINT])])
+@pytest.mark.parametrize(
+    ("workers", "number"),
+    [("2", signal.SIGTERM), *nightly([("1", signal.SIGTERM), ("2", signal.SIGINT)])],
+)
 def test_a_signal_ends_it_after_the_accepted_requests(
     start_service: StartService, job: Document, workers: str, number: signal.Signals
 ) -> None:
@@ -106,8 +108,10 @@ def test_clients_on_kept_connections_see_no_reset_when_it_ends(
         assert running.process.wait(timeout=300) == 0
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-@pytest.mark.parametrize("seconds", [0.1, 0.6, *nightly([0.3, 0.9, 1.5])])
+@pytest.mark.parametrize(
+    ("workers", "seconds"),
+    [("1", 0.1), ("2", 0.6), *nightly([("1", 0.6), ("2", 0.3), ("2", 0.9), ("2", 1.5)])],
+)
 def test_a_signal_before_it_is_ready_ends_it_cleanly(
     tmp_path: Path, workers: str, seconds: float
 ) -> None:

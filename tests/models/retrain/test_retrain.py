@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ from models.retrain.release import Request, put_into_service
 from tests.models.retraining import EPOCHS, GPU, dataset, measured, observed, relabelled
 from tests.models.retraining_site import Forks, Promotion, Site, faulty_runs
 
+SCRIPT = Path(__file__).parents[3] / "integrations/mlflow/log_retraining.py"
 FAULTS = ("full disk", "killed after", "killed before", "killed after")
 """One at each step and one after it."""
 
@@ -129,6 +131,79 @@ def test_the_report_says_what_was_judged(promotion: Promotion) -> None:
     assert {part["name"]: part["rows"] for part in document["parts"]}[
         "mlp, newest observations"
     ] == 40
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("mlflow") is None,
+    reason="MLflow is not installed: pip install -e '.[mlflow]'",
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of SQLAlchemy, by MLflow
+def test_mlflow_has_a_run_of_a_dry_run_and_a_version_with_the_alias_of_a_promotion(
+    promotion: Promotion,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    site, uri = promotion.after(tmp_path), f"sqlite:///{tmp_path}/mlflow.db"
+    report = site.work / "runs" / promotion.release.removeprefix("retrain-") / "report.json"
+    command = [sys.executable, str(SCRIPT), str(report), "--uri", uri]
+    variables = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[2])}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert all(" database tables" in line for line in done.stderr.splitlines()), done.stderr
+
+    spec = importlib.util.spec_from_file_location("log_retraining", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    for name, value in {**script._ENVIRONMENT, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}.items():
+        monkeypatch.setenv(name, value)
+    from mlflow import MlflowClient
+
+    def log(*more: str, uri: str = uri) -> int:
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), str(report), "--uri", uri, *more])
+        status: int = script.main()
+        return status
+
+    client = MlflowClient(uri, uri)
+    assert client.search_registered_models() == []
+    registry = ("--registry", str(site.registry.folder))
+    assert log(*registry) == 0
+    [experiment] = client.search_experiments(filter_string="name = 'gpumemnet'")
+    [run] = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.data.params["file/site.parquet"].startswith("sha256 ")
+    assert run.data.params["verdict"].startswith("better: ")
+    figures = {
+        name.rpartition("/")[2]: value
+        for name, value in run.data.metrics.items()
+        if "newest observations/measures/error/" in name
+    }
+    assert figures["candidate"] < figures["champion"]
+
+    artifacts = tmp_path / "mlflow-artifacts" / run.info.run_id / "artifacts"
+    assert json.loads((artifacts / "report.json").read_text("utf-8"))["promote"]
+    assert json.loads((artifacts / "release" / "release.json").read_text("utf-8"))["lineage"]
+    bundles = [load_bundle(folder) for folder in (artifacts / "release" / "bundles").iterdir()]
+    stored = site.registry.release(promotion.release).bundles
+    assert {bundle.sha256 for bundle in bundles} == set(stored)
+
+    version = client.get_model_version_by_alias("gpumemnet", "champion")
+    assert version.run_id == run.info.run_id
+    assert version.tags["gpumemnet.release"] == promotion.release
+    site.registry.rollback(by="test", reason="")
+    assert log(*registry) == 0
+    own = "tags.`gpumemnet.run` != ''"
+    assert len(client.search_runs([experiment.experiment_id], own)) == 1
+    followed = client.get_model_version_by_alias("gpumemnet", "champion")
+    assert followed.tags["gpumemnet.release"] == "first"
+
+    capsys.readouterr()
+    assert log(uri="http://me:secret@127.0.0.1:9") == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: the MLflow store http://127.0.0.1:9")
+    assert "secret" not in said
 
 
 def test_a_withdrawn_release_is_not_promoted_again_and_a_dry_run_says_so(
