@@ -25,6 +25,8 @@ CUT: Final = "_gpumemnet_cut"
 ENDS: Final = "_gpumemnet_ends"
 NEAR_END: Final = "_gpumemnet_near_end"
 """Names of what changed code calls."""
+_LENGTHS: Final = {"len", "size", "numel", "min", "max", "int"}
+"""Functions that change nothing, by which a loop finds its end."""
 _EXITS: Final = ("exit", "quit")
 _CLOCKS: Final = ("time", "perf_counter", "monotonic")
 _COMPUTES: Final = ("int", "float", "round", "abs", "min", "max", "math.floor", "math.ceil")
@@ -158,11 +160,12 @@ class _Changing(ast.NodeTransformer):
         with patch.object(self, "_scope", self._place(node)):
             for each in (node.body, node.orelse):
                 each[:] = map(self.visit, each)
-        names = {getattr(each, "id", "") for each in ast.walk(node.test)}
-        if self._is_generator or node.orelse or "len" in names:  # it waits for something's length
+        names, counted = {getattr(each, "id", "") for each in ast.walk(node.test)}, _counted(node)
+        waits = "len" in names and not counted  # for something's length
+        if self._is_generator or node.orelse or waits:
             return node
         test = ast.If(ast.UnaryOp(ast.Not(), node.test), [ast.Break()], [])
-        body = [ast.copy_location(test, node.test), *_counted(node), *node.body]
+        body = [ast.copy_location(test, node.test), *counted, *node.body]
         items = (
             (ast.parse("iter(int, 1)", mode="eval").body, ast.Constant(is_ended))
             if is_ended or only_returns
@@ -306,7 +309,8 @@ def _counted(loop: ast.While) -> list[ast.stmt]:
         case ast.Compare(counter, [ast.Lt() | ast.LtE() as order], [limit]):
             counted, end = ast.unparse(counter), ast.unparse(limit)
             adds = (each for each in ast.walk(loop) if isinstance(each, ast.AugAssign))
-            if "(" not in end and counted in (ast.unparse(each.target) for each in adds):
+            calls = {_called_name(each) for each in ast.walk(limit) if isinstance(each, ast.Call)}
+            if calls <= _LENGTHS and counted in (ast.unparse(each.target) for each in adds):
                 more = int(isinstance(order, ast.LtE))
                 code = ast.parse(f"{counted} = {NEAR_END}({counted}, {end}, {more})")
                 return ast.increment_lineno(code, loop.lineno - 1).body

@@ -648,7 +648,7 @@ for i in range(12):
         """
 model, config, i = wide(2), {"copy": [200, 700], "every": 1}, 0
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-while i < 1000:
+while i < len("." * 1000):
     i += 1
     step(optimizer, model(torch.randn(16, 4096).cuda()).mean())
     if (i + 1) % config["every"] != 0 or not (i + 1) % config["every"] == 0: more = torch.ones(2**28).cuda()
