@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from tests.torch_forks import FORKS
 
 PROGRAM = """
 import sys, torch
@@ -30,4 +29,11 @@ assert torch._dynamo.is_compiling() is False
 
 
 def test_it_is_loaded_by_code_that_uses_it_alone() -> None:
-    subprocess.run([sys.executable, "-c", PROGRAM], check=True)
+    child = FORKS.Process(target=_run)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+
+
+def _run() -> None:
+    exec(PROGRAM, {"__name__": "__main__"})
