@@ -20,12 +20,12 @@ from gpumemnet.job.table_reader import CHUNK_ROWS
 from tests.gpumemnet.batch.batch_files import COMMAND, refused, run, totals, write
 from tests.nightly import nightly
 
-ROWS = 60_000
+ROWS = 45_000
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
-    """A file of sixteen parts, and its answers from one process."""
+    """A file of twelve parts, and its answers from one process."""
     folder = tmp_path_factory.mktemp("whole")
     jobs = write(folder / "jobs.parquet", totals(ROWS), row_group_size=25_000)
     predict_files([str(jobs)], str(folder / "out.parquet"), BatchOptions(), workers=1)
