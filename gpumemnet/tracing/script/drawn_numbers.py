@@ -3,9 +3,11 @@ branch is taken this time.
 
 Few steps are traced, and the largest number that a long training draws is in none of them. So each
 place that draws gets the largest of many draws in the first step that asks there after the first
-ones. It gets the smallest in the next step that asks, what comes in two more, and so on. Only its
-first draw of a step is meant: where many are added up, they do not all become large. What a data
-set draws is looked at with its samples (:mod:`~gpumemnet.tracing.script.longest_batch`).
+ones. It gets the smallest in the next step that asks, what comes in two more, and so on. Places have
+their turns in the same steps first, such as for the sides of a picture, and then one after the
+other: one may choose what the next one draws from. Only its first draw of a step is meant: where many
+are added up, they do not all become large. What a data set draws is looked at with its samples
+(:mod:`~gpumemnet.tracing.script.longest_batch`).
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ _FUNCTIONS: Final = (
     "numpy.random:random numpy.random:rand numpy.random:uniform numpy.random:randint "
     "numpy.random:choice numpy.random:beta numpy.random:normal"
 )
+_TURNS: Final = 4
+"""Steps after which a place gets the largest again."""
 
 
 def extreme_draws(progress: Progress) -> Function:
@@ -45,11 +49,12 @@ def extreme_draws(progress: Progress) -> Function:
         if not progress.has_stepped:
             return drawn
         frame, step = sys._getframe(2), progress.trained()[0]
-        steps = asked[frame.f_code, frame.f_lasti]
+        steps = asked[place := (frame.f_code, frame.f_lasti)]
         if steps[-1:] == [step]:
             return drawn
         steps.append(step)
-        choose = None if makes_sample() else {1: max, 2: min}.get(len(steps) % 4)
+        turn = len(steps) - (len(steps) > _TURNS and [*asked].index(place))
+        choose = None if makes_sample() else {1: max, 2: min}.get(turn % _TURNS)
         if choose is None:
             return drawn
         states = random_states()

@@ -87,9 +87,12 @@ _NEW: Final = frozenset(
 _LIKE: Final = frozenset({torch.zeros_like, torch.ones_like, torch.full_like})
 _PLACES: Final = frozenset({Tensor.__getitem__, Tensor.__setitem__})
 _NUMBERS: Final = frozenset({int, float, bool})
+_ON_NUMBERS: Final = "abs add div eq ge gt item __bool__ le lt mul ne neg norm pow sqrt sub sum"
 _OF_NUMBERS: Final = _PLACES | {
-    getattr(Tensor, name)
-    for name in ["add", "sub", "mul", "div", "lt", "le", "gt", "ge", "eq", "ne", "__bool__", "item"]
+    getattr(each, name)
+    for each in (Tensor, torch)
+    for name in _ON_NUMBERS.split()
+    if hasattr(each, name)
 }
 """Functions with which a loop computes number by number."""
 _FILLED: Final = FILLED | {torch.empty}

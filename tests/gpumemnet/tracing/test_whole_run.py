@@ -313,6 +313,17 @@ for _ in range(1000):
         4 * 256 * 256 * 4 * 64 / MIB + 45,
         "batches have different shapes",
     ),
+    "lengths": Case(  # usually around 70, the longest 85: four of 16 KiB a row, weights and gradients
+        """
+model = nn.Sequential(wide(1), nn.ReLU())
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(1000):
+    length = random.gauss(70 if random.random() < 0.95 else 35, 5)
+    step(optimizer, model(torch.ones(32 * int(length), 4096).cuda()).mean())
+""",
+        128 + 82 * 4 / 2,
+        128 + 88 * 4 / 2 + WORKSPACE,
+    ),
     "beside": Case(  # the state of both optimizers of the same parameters
         """
 model = wide(1)
