@@ -45,7 +45,8 @@ class Gathered:
 
         Args:
             frame: runs the loop.
-            number: that of the round; some are left out, which do nothing on the GPU.
+            number: that of the round, 0 before the first; some are left out, which do nothing on the
+                GPU.
         """
         known = self._lengths if number == self._number + 1 else {}
         self._number, self._before = number, self._lengths
@@ -67,7 +68,9 @@ class Gathered:
             return
         self._number += rounds + 1
         for each in _lists(frame):
-            length, rise = self._lengths.get(id(each), (0, 0))
+            length, rise = self._lengths.get(id(each), (len(each), 0))
+            if number == 1:  # which follows no other round
+                rise = len(each) - length
             self._lengths[id(each)] = len(each) + rounds * rise, rise
             entries = [*each.values()] if isinstance(each, dict) else each
             is_other = trains and tensors_in(entries[-rise:])

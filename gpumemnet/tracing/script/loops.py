@@ -214,6 +214,8 @@ class Loops:
         is_range = isinstance(numbers, range) and not is_numbered
         loop = Running(numbers if is_range else (), steps, grown=[start])
         gathered = Gathered()
+        if progress.has_trained:  # it may be left after its first round
+            gathered.learn(sys._getframe(1), 0)
         self._running.append(loop)
         try:
             while True:
@@ -322,6 +324,10 @@ class Loops:
                 self.left.update({} if progress.has_stepped else {place: None})
                 self.sampled.update({place}.intersection(self.making))
                 if place in self.training:
+                    if is_range:
+                        left = len(numbers) - loop.given
+                        left = loop.rounds_left(sys._getframe(1), left, by_number=True)
+                        numbers = loop.numbers = numbers[: loop.given + left]
                     # Of a loop whose rounds all keep as much, the first ones are known as well.
                     grown, number, apart = (rise, loop.given, 1) if keeps else loop.cycle
                     is_regular = keeps or (apart > 1 and not self._counters.turned)

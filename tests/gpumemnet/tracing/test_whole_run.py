@@ -66,6 +66,37 @@ for client in range(10):
         15 * 64 + WORKSPACE,
         "timed_out.py line 15: 7 times 64.0 MiB",
     ),
+    "pruned": Case(  # four networks that are kept, and one that trains; an error leaves the loop
+        """
+def study():
+    kept = []
+    for number in range(200):
+        net = wide(1)
+        optimizer = torch.optim.SGD(net.parameters())
+        for _ in range(6): step(optimizer, net(torch.randn(64, 4096).cuda()).mean())
+        kept.append(net.state_dict())
+        if number == 4: raise KeyError
+for _ in range(3):
+    try: study()
+    except KeyError: pass
+""",
+        6 * 64,
+        6 * 64 + 2 * WORKSPACE,
+    ),
+    "patience": Case(  # weights, gradients, and what follows; each epoch adds a number to a list
+        """
+for seed in range(3):
+    net, scores = wide(1), []
+    optimizer = torch.optim.SGD(net.parameters())
+    for epoch in range(1000):
+        step(optimizer, net(torch.randn(64, 4096).cuda()).mean())
+        scores.append(epoch / 7)
+        if epoch > 200 and max(scores[-200:]) <= max(scores[:-200]): break
+rest = torch.zeros(2**26).cuda()
+""",
+        2 * 64 + 256,
+        2 * 64 + 256 + WORKSPACE,
+    ),
     "sentences": Case(  # embedded words of 16 MiB, and four as large for their squares' gradient
         """
 class Text:
