@@ -161,14 +161,14 @@ class _Changing(ast.NodeTransformer):
             for each in (node.body, node.orelse):
                 each[:] = map(self.visit, each)
         names, counted = {getattr(each, "id", "") for each in ast.walk(node.test)}, _counted(node)
-        waits = "len" in names and not counted  # for something's length
-        if self._is_generator or node.orelse or waits:
+        has_length = "len" in names
+        if self._is_generator or node.orelse or (has_length and not counted):  # which it waits for
             return node
         test = ast.If(ast.UnaryOp(ast.Not(), node.test), [ast.Break()], [])
         body = [ast.copy_location(test, node.test), *counted, *node.body]
         items = (
             (ast.parse("iter(int, 1)", mode="eval").body, ast.Constant(is_ended))
-            if is_ended or only_returns
+            if is_ended or only_returns or has_length
             else ()
         )
         loop = ast.For(ast.Name("_round", ast.Store()), self._rounds(node, *items), body, [])

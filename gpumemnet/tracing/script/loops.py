@@ -196,7 +196,7 @@ class Loops:
             place: its own.
             items: what it is over.
             ends: whether a condition on amounts ends an endless loop: it is left by that. One that
-                ends by returning a value only, and has none, is not left unless it trains.
+                ends by a length, or by returning a value only, is not left unless it trains.
         """
         if self._idle[place] > OFTEN and self._may_train(place):
             self._idle[place] = 0
