@@ -1,7 +1,7 @@
 """Values that a script reads from the simulated GPU, where nothing is computed.
 
-Each read comes here.  A number is 0, because scripts print and log them; one that counts elements is
-as large as it can be, because it may be a size.  Checks for infinite numbers find none.  Any other
+Each read comes here.  A number is 0, because scripts print and log them, or tiny in arrays; one that
+counts elements is as large as it can be, because it may be a size.  Checks for infinite numbers find none.  Any other
 condition is decided by the code around it, see :mod:`gpumemnet.tracing.script.branches`, and so is
 each comparison of a number that was read, or was computed from one.  An operator that selects
 elements by their values selects all of them, which is the most that it can take, or a stated share.
@@ -320,7 +320,7 @@ class ReadValues(MissingValues):
         return self._decisions.assumptions.makes_up
 
     def on_host(self, function: str, tensor: Tensor, *, is_lost: bool) -> Tensor:
-        """Return a copy of ``tensor`` on the host, all the same number.
+        """Return a copy of ``tensor`` on the host, all the same number, or tiny ones that differ.
 
         Args:
             function: what makes the copy.
@@ -345,7 +345,8 @@ class ReadValues(MissingValues):
             return tensor
         else:
             copy = torch.zeros(tensor.shape, dtype=tensor.dtype)
-        self.note(f"{function}: values read from the GPU were taken to be", f" {number}")
+        if number or tensor.is_meta:  # else it was noted as it came to the host
+            self.note(f"{function}: values read from the GPU were taken to be", f" {number}")
         return self.assumed(copy.fill_(number) if number else copy)
 
     def assumed(self, tensor: Tensor) -> Tensor:
