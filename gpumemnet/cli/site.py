@@ -194,8 +194,6 @@ def drift(
             "drift": bool(report.causes),
             "rule": RULE,
             "alpha": ALPHA,
-            "tests": len(report.findings),
-            "causes": [asdict(finding) for finding in report.causes],
             "findings": [asdict(finding) for finding in report.findings],
             "notes": list(report.notes),
             "left_out": found.left_out,

@@ -44,7 +44,6 @@ class Finding:
     Attributes:
         kind: one of :data:`KINDS`.
         family, gpu: of the jobs; the GPU is ``None`` where only jobs are known.
-        name: what was tested: ``median``, ``safe bytes`` or ``outside the support``.
         jobs: number of jobs tested.
         effect: how far it is off: share of the median, or of jobs.
         matters: the effect from which it counts.
@@ -55,7 +54,6 @@ class Finding:
     """
 
     kind: str
-    name: str
     jobs: int
     effect: float
     matters: float
@@ -165,7 +163,7 @@ def _error(rows: SiteRows, predicted: PredictionTable) -> Iterator[Finding]:
     above, below = int((ratios > 0).sum()), int((ratios < 0).sum())
     probability = float(stats.binomtest(above, above + below).pvalue) if above + below else 1.0
     sentence = f"half of {len(ratios)} jobs took {1 + median:.3g} times what was expected, or {'more' if median > 0 else 'less'}"
-    yield Finding("error", "median", len(ratios), abs(median), ERROR_MATTERS, probability, sentence)
+    yield Finding("error", len(ratios), abs(median), ERROR_MATTERS, probability, sentence)
 
 
 def _coverage(rows: SiteRows, predicted: PredictionTable) -> Iterator[Finding]:
@@ -180,7 +178,6 @@ def _coverage(rows: SiteRows, predicted: PredictionTable) -> Iterator[Finding]:
     sentence = f"{misses} of {len(kept)} jobs took more than their safe bytes, which promise {predicted.coverage:.4g} coverage"
     yield Finding(
         "coverage",
-        "safe bytes",
         len(kept),
         excess,
         0.0,
@@ -197,7 +194,6 @@ def _support(predicted: PredictionTable) -> Finding:
     probability = binomial_tail(len(outside), len(predicted), TOLERATED_OUTSIDE)
     return Finding(
         "support",
-        "outside the support",
         len(predicted),
         share,
         TOLERATED_OUTSIDE,

@@ -354,15 +354,15 @@ class Recorder(DispatchMode):
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Record that ``storage`` was freed or allocated again by
         :meth:`torch.UntypedStorage.resize_`."""
-        index = self._live.get(id_of_storage(storage))
+        index, event = self._live.get(id_of_storage(storage)), len(self._events)
         if index is None and storage.device.type != "meta":
             return  # of the host
         if index is not None:
             if self._storages[index].size_bytes == storage.nbytes():
                 return
             self._released(self._references[index])
-        if storage.nbytes():
-            self._allocated(storage, "resize_", self._owner())
+        if storage.nbytes():  # before the old one is released
+            self._allocated(storage, "resize_", self._owner(), event)
 
     def emptied(self) -> None:
         """Record that the allocator's cache is emptied."""

@@ -25,8 +25,9 @@ CUT: Final = "_gpumemnet_cut"
 ENDS: Final = "_gpumemnet_ends"
 NEAR_END: Final = "_gpumemnet_near_end"
 """Names of what changed code calls."""
-_LENGTHS: Final = {"len", "size", "numel", "min", "max", "int"}
+_LENGTHS: Final = {"len", "size"}
 """Functions that change nothing, by which a loop finds its end."""
+_LISTS: Final = re.compile(r"len\((.+?)\)")
 _EXITS: Final = ("exit", "quit")
 _CLOCKS: Final = ("time", "perf_counter", "monotonic")
 _COMPUTES: Final = ("int", "float", "round", "abs", "min", "max", "math.floor", "math.ceil")
@@ -310,7 +311,22 @@ def _counted(loop: ast.While) -> list[ast.stmt]:
             counted, end = ast.unparse(counter), ast.unparse(limit)
             adds = (each for each in ast.walk(loop) if isinstance(each, ast.AugAssign))
             calls = {_called_name(each) for each in ast.walk(limit) if isinstance(each, ast.Call)}
-            if calls <= _LENGTHS and counted in (ast.unparse(each.target) for each in adds):
+            # A list that grows, or of which each round takes one, may have anything further on.
+            used = {
+                ast.unparse(each)
+                for each in ast.walk(loop)
+                if isinstance(each, ast.Subscript | ast.Attribute)
+            }
+            walked = {
+                f"{name}{use}"
+                for name in _LISTS.findall(end)
+                for use in (f"[{counted}]", ".append")
+            }
+            if (
+                calls <= _LENGTHS
+                and used.isdisjoint(walked)
+                and counted in (ast.unparse(each.target) for each in adds)
+            ):
                 more = int(isinstance(order, ast.LtE))
                 code = ast.parse(f"{counted} = {NEAR_END}({counted}, {end}, {more})")
                 return ast.increment_lineno(code, loop.lineno - 1).body

@@ -177,12 +177,11 @@ class Running:
     """Whether another loop trains within it, as one over epochs: that one has met what changes from
     step to step."""
 
-    is_list: bool = False
-    wants_largest: bool = False
-    """Whether it is over a list, and is to give the largest of it now."""
+    batches: Sequence[Any] = ()
+    """The list that it is over."""
 
     held: tuple[int, Any] | None = None
-    """The place of the largest, and what it was given in the place of."""
+    """The place of the largest, -1 if it is to be given, and the item in whose place it was."""
 
     leaving: str = ""
     """Its place, once it is left by its own condition."""
@@ -431,9 +430,9 @@ class Counters:
             or not (self.progress.has_trained or self.progress.is_cut())
         ):
             self.waiting[known.line] = False
-        elif lists := [each for each in self.running if each.is_list and not each.wants_largest]:
+        elif lists := [each for each in self.running if each.batches and not each.held]:
             for each in lists:  # first, as what follows may take the time that is left
-                each.wants_largest = True
+                each.held = -1, None
         else:
             self.waiting.pop(known.line, None)
             if not known.repeats:

@@ -4,9 +4,9 @@ branch is taken this time.
 Few steps are traced, and the largest number that a long training draws is in none of them. So each
 place that draws gets the largest of many draws in the first step that asks there after the first
 ones. It gets the smallest in the next step that asks, what comes in two more, and so on. Places have
-their turns in the same steps first, such as for the sides of a picture, and then one after the
-other: one may choose what the next one draws from. Only its first draw of a step is meant: where many
-are added up, they do not all become large. What a data set draws is looked at with its samples
+their turns together, such as for the sides of a picture, and then one after the other, as one may
+choose what the next draws from. Only its first draw of a step is meant: where many are added up, they
+do not all become large. What a data set draws is looked at with its samples
 (:mod:`~gpumemnet.tracing.script.longest_batch`).
 """
 
@@ -53,7 +53,7 @@ def extreme_draws(progress: Progress) -> Function:
         if steps[-1:] == [step]:
             return drawn
         steps.append(step)
-        turn = len(steps) - (len(steps) > _TURNS and [*asked].index(place))
+        turn = len(steps) - (len(steps) // _TURNS % 2 and [*asked].index(place))
         choose = None if makes_sample() else {1: max, 2: min}.get(turn % _TURNS)
         if choose is None:
             return drawn

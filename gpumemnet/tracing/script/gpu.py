@@ -87,12 +87,9 @@ _NEW: Final = frozenset(
 _LIKE: Final = frozenset({torch.zeros_like, torch.ones_like, torch.full_like})
 _PLACES: Final = frozenset({Tensor.__getitem__, Tensor.__setitem__})
 _NUMBERS: Final = frozenset({int, float, bool})
-_ON_NUMBERS: Final = "abs add div eq ge gt item __bool__ le lt mul ne neg norm pow sqrt sub sum"
+_ON_NUMBERS: Final = "add div eq ge gt item __bool__ le lt mul ne pow sub sum"
 _OF_NUMBERS: Final = _PLACES | {
-    getattr(each, name)
-    for each in (Tensor, torch)
-    for name in _ON_NUMBERS.split()
-    if hasattr(each, name)
+    getattr(each, name, None) for each in (Tensor, torch) for name in _ON_NUMBERS.split()
 }
 """Functions with which a loop computes number by number."""
 _FILLED: Final = FILLED | {torch.empty}
@@ -189,7 +186,7 @@ class GpuRequests(TorchFunctionMode):
         args: Arguments = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func in _OF_NUMBERS and not kwargs:  # a script reads a table of a million one by one
+        if func in _OF_NUMBERS and not kwargs:  # such as a table of a million
             most = math.inf if func in _PLACES and type(args[1]) is int else MOST_NUMBERS
             if all(type(each) in _NUMBERS or self._is_plain(each, most) for each in args):
                 with names.below_modes():

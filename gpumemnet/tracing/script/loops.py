@@ -211,7 +211,7 @@ class Loops:
         second, (steps, made) = process_time(), progress.trained()
         is_range = isinstance(numbers, range) and not is_numbered
         loop = Running(numbers if is_range else (), steps, grown=[start])
-        loop.is_list = isinstance(numbers, list | tuple)
+        loop.batches = numbers if isinstance(numbers, list | tuple) else ()
         gathered = Gathered()
         if progress.has_trained:  # it may be left after its first round
             gathered.learn(sys._getframe(1), 0)
@@ -221,7 +221,9 @@ class Loops:
                 has_trained = progress.has_trained  # a last round takes conditions on counters
                 given = progress.batches()[0]
                 # no name: enumerate would keep the first pair
-                yield self._taken(loop, self._next(loop, place, iterator, items), given, place)
+                yield self._taken(
+                    loop, self._next(loop, place, iterator, is_numbered), given, place
+                )
                 is_on_host = self._recorder.now() == event
                 trains_nothing = progress.has_stepped or progress.trained()[0] == steps
                 is_whole = loop.has_parts and loop.given < _PARTS and progress.trained()[0] == steps
@@ -408,24 +410,28 @@ class Loops:
             self._recorder.keep(each.between, each.rounds * each.round_bytes, each.at)
             yield f"{each.place}: {each.rounds:,} times {each.round_bytes / MIB:,.1f} MiB"
 
-    def _next(self, loop: Running, place: str, iterator: Iterator[Any], items: Any) -> Any:
+    def _next(self, loop: Running, place: str, iterator: Iterator[Any], is_numbered: bool) -> Any:
         """Return the next item; where a condition waits for that, the largest of a list in its place,
         and it in the largest's."""
-        item, batches = next(iterator), _shown(items)
-        if loop.held and loop.given == loop.held[0]:
-            return loop.held[1]
-        is_due = loop.wants_largest and not loop.held and place in self.training
-        # A round is a batch: neither a stage, nor a task.
-        if not is_due or loop.is_outer or self._progress.trained()[0] - loop.steps > loop.given:
+        item, (index, held) = next(iterator), loop.held or (None, None)
+        if loop.given == index:
+            return held
+        is_wanted = index == -1 and place in self.training
+        # Neither of stages, nor of tasks.
+        if not is_wanted or loop.is_outer or self._progress.trained()[0] - loop.steps > loop.given:
             return item
         has_time = time_to_read(_READ_SECONDS)
-        left = takewhile(lambda _: has_time(), batches[loop.given :])
+        left = takewhile(lambda _: has_time(), loop.batches[loop.given :])
         sizes = [*map(self._batch_size, left), 0]
         index = loop.given + sizes.index(max(sizes))
         loop.held = index, item
         if max(sizes) <= loop.most:
             return item
-        return (_first(items) + index, batches[index]) if _is_numbered(items) else batches[index]
+        return (
+            (item[0] - loop.given + index, loop.batches[index])
+            if is_numbered
+            else loop.batches[index]
+        )
 
     def _taken(self, loop: Running, item: Any, given: int, place: str) -> Any:
         """Learn from the item of a round, and return it; data loaders had ``given`` so many batches

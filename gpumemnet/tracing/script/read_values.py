@@ -125,11 +125,7 @@ _LARGE_NUMBER: Final = 100
 _SMALL_NUMBER: Final = 1e-30
 """What it is otherwise: unlike 0 it has a logarithm, and can be divided by."""
 _DIFFERENT: Final = range(2, 2**22)
-"""Elements of a copy on the host that are no zeros: tiny numbers that differ, and are the same in each
-copy of its shape."""
-_TINY: Final = 1e-6
-_GOLDEN: Final = 0.6180339887498949
-"""Parts of its multiples are spread evenly."""
+"""Elements of a copy on the host that are tiny and differ, alike in each copy of its shape."""
 
 
 def _layout(tensor: Tensor) -> tuple[Any, ...]:
@@ -339,8 +335,8 @@ class ReadValues(MissingValues):
         differ = is_lost and tensor.is_floating_point() and tensor.numel() in _DIFFERENT
         if not number and differ and (tensor.is_meta or not tensor.any()):
             with names.unseen():  # a script may scale them by their range, or sort them into a tree
-                parts = torch.arange(1.0, tensor.numel() + 1).double().mul_(_GOLDEN).frac_()
-                copy = parts.mul_(_TINY).view(tensor.shape).to(tensor.dtype)
+                draw = torch.Generator().manual_seed(0)
+                copy = torch.rand(tensor.shape, generator=draw).mul_(1e-6).to(tensor.dtype)
         elif not number and not tensor.is_meta:
             return tensor
         else:
