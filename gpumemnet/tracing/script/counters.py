@@ -180,7 +180,7 @@ class Running:
     batches: Sequence[Any] = ()
     """The list that it is over."""
 
-    held: tuple[int, Any] | None = None
+    held: tuple[int | None, Any] | None = None
     """The place of the largest, -1 if it is to be given, and the item in whose place it was."""
 
     leaving: str = ""
@@ -211,14 +211,12 @@ class Running:
     most: int = 0
     """Size of the largest batch that it gave while it trained, where it makes them itself."""
 
-    ends: dict[Hashable, tuple[int, bool, Callable[[int], bool]]] = field(default_factory=dict)
-    """Place of a condition that leaves it → its frame, whether only the loop's own number has changed
-    there, and whether it holds so many rounds later."""
+    ends: dict[Hashable, tuple[int, Callable[[int], bool]]] = field(default_factory=dict)
+    """Place of a condition that leaves it → its frame, and whether it holds so many rounds later."""
 
-    def rounds_left(self, frame: FrameType, most: int, *, by_number: bool = False) -> int:
-        """Return after how many more rounds code of ``frame`` leaves the loop, at most; ``by_number``
-        asks only conditions on its own number."""
-        ends = [end for of, own, end in self.ends.values() if of == id(frame) and own >= by_number]
+    def rounds_left(self, frame: FrameType, most: int) -> int:
+        """Return after how many more rounds code of ``frame`` leaves the loop, at most."""
+        ends = [each for of, each in self.ends.values() if of == id(frame)]
         with suppress(Exception):  # of numbers that the script never has
             return next(more for more in range(1, most) if any(end(more) for end in ends))
         return most
@@ -243,7 +241,7 @@ class Running:
         wanted = {*(self.rare if is_slow else self.wanted), *range(size - 2, size)}
         left_bytes = 0
         for index in sorted(wanted | self.found):
-            if self.given <= index < size and (index in wanted or left_bytes >= SMALL_BYTES):
+            if index >= self.given and (index in wanted or left_bytes >= SMALL_BYTES):
                 self.given, left_bytes = index + 1, -live_bytes()
                 yield self.numbers[index]
                 left_bytes += live_bytes()
@@ -349,11 +347,9 @@ class Counters:
             self.waiting.pop(known.line, None)
         are_plain = {*map(type, given)} <= _NUMBERS
         if known.leaves and holds is False and self.running and known.now and are_plain:
-            before, loop = known.now, self.running[-1]
-            changed = [now for now, last in zip(values, before, strict=True) if now != last]
-            loop.ends[asked] = (
+            before = known.now
+            self.running[-1].ends[asked] = (
                 id(sys._getframe(1)),
-                changed == [*loop.numbers[loop.given - 1 : loop.given]],
                 lambda more: holds_at(
                     *(now + more * (now - last) for now, last in zip(given, before, strict=True))
                 ),

@@ -86,7 +86,7 @@ _NEW: Final = frozenset(
 )
 _LIKE: Final = frozenset({torch.zeros_like, torch.ones_like, torch.full_like})
 _PLACES: Final = frozenset({Tensor.__getitem__, Tensor.__setitem__})
-_NUMBERS: Final = frozenset({int, float, bool})
+_NUMBERS: Final = (int, float, bool)
 _ON_NUMBERS: Final = "add div eq ge gt item __bool__ le lt mul ne pow sub sum"
 _OF_NUMBERS: Final = _PLACES | {
     getattr(each, name, None) for each in (Tensor, torch) for name in _ON_NUMBERS.split()

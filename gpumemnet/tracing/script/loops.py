@@ -164,6 +164,8 @@ class Loops:
         self.sampled: set[str] = set()
         """Loops whose rounds make optimizers, and that were left."""
         self._has_left = self.met_longest = False
+        self._walked = set[str]()
+        """Loops over lists at whose largest a condition has waited."""
         self.left: dict[str, None] = {}
         """Loops that were left before the first steps."""
         self._waits = False
@@ -211,7 +213,9 @@ class Loops:
         second, (steps, made) = process_time(), progress.trained()
         is_range = isinstance(numbers, range) and not is_numbered
         loop = Running(numbers if is_range else (), steps, grown=[start])
-        loop.batches = numbers if isinstance(numbers, list | tuple) else ()
+        loop.batches = (
+            numbers if isinstance(numbers, list | tuple) and place not in self._walked else ()
+        )
         gathered = Gathered()
         if progress.has_trained:  # it may be left after its first round
             gathered.learn(sys._getframe(1), 0)
@@ -221,9 +225,7 @@ class Loops:
                 has_trained = progress.has_trained  # a last round takes conditions on counters
                 given = progress.batches()[0]
                 # no name: enumerate would keep the first pair
-                yield self._taken(
-                    loop, self._next(loop, place, iterator, is_numbered), given, place
-                )
+                yield self._taken(loop, next(iterator), given, place, is_numbered)
                 is_on_host = self._recorder.now() == event
                 trains_nothing = progress.has_stepped or progress.trained()[0] == steps
                 is_whole = loop.has_parts and loop.given < _PARTS and progress.trained()[0] == steps
@@ -325,10 +327,6 @@ class Loops:
                 self.left.update({} if progress.has_stepped else {place: None})
                 self.sampled.update({place}.intersection(self.making))
                 if place in self.training:
-                    if is_range:
-                        left = len(numbers) - loop.given
-                        left = loop.rounds_left(sys._getframe(1), left, by_number=True)
-                        numbers = loop.numbers = numbers[: loop.given + left]
                     # Of a loop whose rounds all keep as much, the first ones are known as well.
                     grown, number, apart = (rise, loop.given, 1) if keeps else loop.cycle
                     is_regular = keeps or (apart > 1 and not self._counters.turned)
@@ -379,6 +377,8 @@ class Loops:
                 else:
                     gathered.end(frame, left)
         finally:
+            if loop.held:  # another round of it would wait, too
+                self._walked.add(place)
             # One that counts is near its own end, and not near that of a loop around it.
             counts = loop.given < 2 or loop.left is not None
             self._idle[place] += not counts and self._recorder.now() == start
@@ -410,33 +410,23 @@ class Loops:
             self._recorder.keep(each.between, each.rounds * each.round_bytes, each.at)
             yield f"{each.place}: {each.rounds:,} times {each.round_bytes / MIB:,.1f} MiB"
 
-    def _next(self, loop: Running, place: str, iterator: Iterator[Any], is_numbered: bool) -> Any:
-        """Return the next item; where a condition waits for that, the largest of a list in its place,
-        and it in the largest's."""
-        item, (index, held) = next(iterator), loop.held or (None, None)
-        if loop.given == index:
-            return held
-        is_wanted = index == -1 and place in self.training
-        # Neither of stages, nor of tasks.
-        if not is_wanted or loop.is_outer or self._progress.trained()[0] - loop.steps > loop.given:
-            return item
-        has_time = time_to_read(_READ_SECONDS)
-        left = takewhile(lambda _: has_time(), loop.batches[loop.given :])
-        sizes = [*map(self._batch_size, left), 0]
-        index = loop.given + sizes.index(max(sizes))
-        loop.held = index, item
-        if max(sizes) <= loop.most:
-            return item
-        return (
-            (item[0] - loop.given + index, loop.batches[index])
-            if is_numbered
-            else loop.batches[index]
-        )
-
-    def _taken(self, loop: Running, item: Any, given: int, place: str) -> Any:
+    def _taken(self, loop: Running, item: Any, given: int, place: str, is_numbered: bool) -> Any:
         """Learn from the item of a round, and return it; data loaders had ``given`` so many batches
-        before it was asked for."""
+        before it was asked for. Where a condition waits for it, the largest of a list comes in its
+        place, and it in the largest's."""
         batches = self._batches_since(given)
+        index, held = loop.held or (None, None)
+        if loop.given == index:
+            item = held
+        elif index == -1 and place in self.training and not loop.is_outer:  # no stages, nor tasks
+            has_time = time_to_read(_READ_SECONDS)
+            left = takewhile(lambda _: has_time(), loop.batches[loop.given :])
+            sizes = [*map(self._batch_size, left), 0]
+            index, loop.held = loop.given + sizes.index(max(sizes)), (None, None)
+            if max(sizes) > loop.most:
+                largest = loop.batches[index]
+                loop.held = index, item
+                item = (item[0] - loop.given + index, largest) if is_numbered else largest
         loop.given += 1
         if place in self.training and not batches:
             loop.most = max(loop.most, self._batch_size(item))

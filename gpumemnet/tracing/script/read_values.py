@@ -87,6 +87,7 @@ _EACH: Final = (
     )
 )
 """Functions that compute each number of its own."""
+_WHOLE: Final = _functions("round", "floor", "ceil")
 _COUNTS: Final = _functions("sum", "count_nonzero")
 _BOTH: Final = _AND | _MULTIPLIES
 """Functions whose results are 0 where one of their arguments is."""
@@ -148,6 +149,8 @@ class ReadValues(MissingValues):
         self._decided: MutableMapping[Tensor, tuple[int, bool]] = WeakTensorKeyDictionary()
         """Conditions that were read → their versions, and what they were taken to be."""
         self._counts: MutableMapping[Tensor, float] = WeakTensorKeyDictionary()
+        self._whole: MutableMapping[Tensor, None] = WeakTensorKeyDictionary()
+        """Tensors of whole numbers."""
         """Tensors of which more is known than that they may be 0 → what each element is taken to be."""
         self._masks: MutableMapping[Tensor, float] = WeakTensorKeyDictionary()
         """Tensors that were made of masks → the share of elements that are not 0, at most; 1 if each
@@ -332,7 +335,8 @@ class ReadValues(MissingValues):
             return torch.ones(tensor.shape, dtype=tensor.dtype)
         number = self._number(tensor.dtype, True) if is_lost else 0
         number = number or self._counts.get(tensor, 0)
-        differ = is_lost and tensor.is_floating_point() and tensor.numel() in _DIFFERENT
+        differ = tensor.is_floating_point() and tensor.numel() in _DIFFERENT
+        differ &= is_lost and tensor not in self._whole
         if not number and differ and (tensor.is_meta or not tensor.any()):
             with names.unseen():  # a script may scale them by their range, or sort them into a tree
                 draw = torch.Generator().manual_seed(0)
@@ -341,6 +345,8 @@ class ReadValues(MissingValues):
             return tensor
         else:
             copy = torch.zeros(tensor.shape, dtype=tensor.dtype)
+        if tensor in self._whole:
+            self._whole[copy] = None
         if number or tensor.is_meta:  # else it was noted as it came to the host
             self.note(f"{function}: values read from the GPU were taken to be", f" {number}")
         return self.assumed(copy.fill_(number) if number else copy)
@@ -396,6 +402,10 @@ class ReadValues(MissingValues):
         made = args[0] if writes else last
         if not isinstance(made, Tensor):
             return
+        for first in tensors[:1]:
+            keeps = func in _KEEPS and (first in self._whole or not first.is_floating_point())
+            if keeps or func in _WHOLE:
+                self._whole[made] = None
         is_open = func in _LIMITS and made.is_meta
         with suppress(RuntimeError):  # of tensors that torch.vmap computes with
             if is_open and self.numbers.follows(tensors):  # those that are drawn may be others

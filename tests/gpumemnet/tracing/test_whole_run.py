@@ -66,22 +66,35 @@ for client in range(10):
         15 * 64 + WORKSPACE,
         "timed_out.py line 15: 7 times 64.0 MiB",
     ),
-    "pruned": Case(  # four networks that are kept, and one that trains; an error leaves the loop
+    "stopped": Case(  # by two conditions, of which one holds early; 240 MiB more come behind both, twice
         """
-def study():
-    kept = []
-    for number in range(200):
-        net = wide(1)
-        optimizer = torch.optim.SGD(net.parameters())
-        for _ in range(6): step(optimizer, net(torch.randn(64, 4096).cuda()).mean())
-        kept.append(net.state_dict())
-        if number == 4: raise KeyError
-for _ in range(3):
-    try: study()
-    except KeyError: pass
+net = wide(1)
+optimizer = torch.optim.SGD(net.parameters())
+for epoch in range(100):
+    parts = torch.ones(64, 4096).chunk(4)
+    for turn, part in enumerate(parts):
+        net(part.cuda()).mean().backward()
+        if turn == len(parts) - 1:
+            if epoch > 60: more = torch.zeros(60 * 2**20).cuda()
+            optimizer.step(); optimizer.zero_grad()
+    if epoch > 30 and len(parts) > 9: break
 """,
-        6 * 64,
-        6 * 64 + 2 * WORKSPACE,
+        2 * 64 + 2 * 240,
+        2 * 64 + 2 * 240 + WORKSPACE,
+    ),
+    "phases": Case(  # in a list of two, of which the second takes more: weights, gradients, batch, output
+        """
+net = wide(1)
+optimizer = torch.optim.SGD(net.parameters())
+loaders = [("train", DataLoader(torch.ones(4000, 4096), 4)), ("check", DataLoader(torch.ones(4000, 4096), 2000))]
+for epoch in range(30):
+    for phase, loader in loaders:
+        for x in loader:
+            with torch.set_grad_enabled(phase == "train"): loss = net(x.cuda()).square().mean()
+            if phase == "train": step(optimizer, loss)
+""",
+        64 + 3 * 2000 * 4096 * 4 / 2**20,
+        128 + 3 * 2000 * 4096 * 4 / 2**20 + WORKSPACE,
     ),
     "patience": Case(  # weights, gradients, and what follows; each epoch adds a number to a list
         """
