@@ -82,7 +82,7 @@ for epoch in range(100):
         2 * 64 + 2 * 240,
         2 * 64 + 2 * 240 + WORKSPACE,
     ),
-    "phases": Case(  # in a list of two, of which the second takes more: weights, gradients, batch, output
+    "listed_phases": Case(  # in a list of two, of which the second takes more: weights, gradients, batch, output
         """
 net = wide(1)
 optimizer = torch.optim.SGD(net.parameters())
