@@ -57,6 +57,8 @@ class Optimizers:
         """Key → numbers of the storages that hold its state."""
         self._frozen: set[int] = set()
         """Identities of parameters that do not train in the first steps."""
+        self._trained = Counter[int]()
+        """Key → parameters of which one has kept state."""
         self._history: list[Tensor] = []
         """What LBFGS keeps while it makes its first step."""
 
@@ -151,7 +153,8 @@ class Optimizers:
         key = self.key(optimizer)
         self._steppers[step].add(key)
         self.stepped[key] += has_trained
-        if self.stepped[key] <= STEPS:
+        if self.stepped[key] <= STEPS or len(optimizer.state) > self._trained[key]:
+            self._trained[key] = len(optimizer.state)  # more, where parts of a network take turns
             self.learn_state(optimizer)
 
     def learn_state(self, optimizer: Optimizer) -> None:

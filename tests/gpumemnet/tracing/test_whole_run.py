@@ -82,6 +82,21 @@ for epoch in range(100):
         2 * 64 + 2 * 240,
         2 * 64 + 2 * 240 + WORKSPACE,
     ),
+    "taking_turns": Case(  # layers and all of their state, six of 256 MiB, two gradients of those, of weights
+        """
+def train():
+    layers = wide(5)
+    optimizer = torch.optim.SGD(layers.parameters(), lr=0.1, momentum=0.9)
+    for turn in range(9):
+        x = torch.ones(2**14, 4096).cuda()
+        for layer in layers[:5 if turn == 5 else 3]: x = layer(x)
+        optimizer.zero_grad(); x.mean().backward(); optimizer.step()
+        if turn == 5: optimizer.zero_grad()
+train()
+""",
+        10 * 64 + 8 * 256 + 2 * 64,
+        10 * 64 + 8 * 256 + 3 * 64 + WORKSPACE,
+    ),
     "listed_phases": Case(  # in a list of two, of which the second takes more: weights, gradients, batch, output
         """
 net = wide(1)
@@ -1389,7 +1404,17 @@ def test_the_whole_run_counts(name: str, tmp_path: Path) -> None:
     most = max(phase["requested_bytes"] for phase in answer["phases"])
     assert (
         name
-        in ("searched", "filled", "timed_out", "queue", "rejoined", "cycles", "clients", "best")
+        in (
+            "searched",
+            "filled",
+            "timed_out",
+            "queue",
+            "rejoined",
+            "cycles",
+            "clients",
+            "best",
+            "taking_turns",
+        )
         or most == answer["requested_bytes"]
     )
 
