@@ -272,7 +272,7 @@ class Counters:
         before, and the first numbers: each of several milestones is a condition of its own."""
         self._vary: set[Hashable] = set()
         """Places of conditions on numbers that are no counters, such as letters of a text."""
-        self._in_vain: defaultdict[tuple[str, int], int] = defaultdict(int)
+        self._in_vain = defaultdict[str, int](int)
         """How often conditions were asked for at such a place since, or not on numbers."""
         self.waiting: dict[str, bool] = {}
         """Places of conditions on counters that were never so, or always → whether they were asked
@@ -290,8 +290,7 @@ class Counters:
     def counts(self, about: tuple[Any, ...], collection: Any, *values: Any) -> bool:
         """Whether a condition is to be asked for: one on numbers, or some beside a few in an array or a
         list, and none that is met often and is on no counter, as in what reads a text."""
-        place = about[0], sys._getframe(2).f_lineno
-        if self._in_vain[place] > OFTEN:
+        if self._in_vain[about[0]] > 10 * OFTEN:
             return False
         kinds = {*map(type, values)}
         if kinds - _NUMBERS:
@@ -303,7 +302,7 @@ class Counters:
                 and len(collection) <= LARGEST
                 and {int} == set(map(type, collection))
             )
-        self._in_vain[place] += not are_asked
+        self._in_vain[about[0]] += not are_asked
         return are_asked
 
     def condition(
@@ -325,7 +324,7 @@ class Counters:
         holds = holds_at(*given)
         asked = about, sys._getframe(2).f_lineno
         if asked in self._vary:
-            self._in_vain[about[0], asked[1]] += 1
+            self._in_vain[about[0]] += 1
             return holds
         shown = str(holds)
         values = tuple(each if type(each) in _NUMBERS else 0 for each in given)
