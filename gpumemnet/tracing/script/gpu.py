@@ -86,7 +86,6 @@ _NEW: Final = frozenset(
 )
 _LIKE: Final = frozenset({torch.zeros_like, torch.ones_like, torch.full_like})
 _PLACES: Final = frozenset({Tensor.__getitem__, Tensor.__setitem__})
-_NUMBERS: Final = (int, float, bool)
 _ON_NUMBERS: Final = "add div eq ge gt item __bool__ le lt mul ne pow sub sum"
 _OF_NUMBERS: Final = _PLACES | {
     getattr(each, name, None) for each in (Tensor, torch) for name in _ON_NUMBERS.split()
@@ -188,7 +187,7 @@ class GpuRequests(TorchFunctionMode):
     ) -> Any:
         if func in _OF_NUMBERS and not kwargs:  # such as a table of a million
             most = math.inf if func in _PLACES and type(args[1]) is int else MOST_NUMBERS
-            if all(type(each) in _NUMBERS or self._is_plain(each, most) for each in args):
+            if all(type(each) in (int, float, bool) or self._is_plain(each, most) for each in args):
                 with names.below_modes():
                     return func(*args)
         named = dict(kwargs or {})
