@@ -361,7 +361,7 @@ class Recorder(DispatchMode):
             if self._storages[index].size_bytes == storage.nbytes():
                 return
             self._released(self._references[index])
-        if storage.nbytes():  # before the old one is released
+        if storage.nbytes():  # as PyTorch copies what it holds, before the old one is released
             self._allocated(storage, "resize_", self._owner(), event)
 
     def emptied(self) -> None:

@@ -273,7 +273,8 @@ class Counters:
         self._vary: set[Hashable] = set()
         """Places of conditions on numbers that are no counters, such as letters of a text."""
         self._in_vain = defaultdict[str, int](int)
-        """How often conditions were asked for at such a place since, or not on numbers."""
+        """A condition → how often it was asked for in vain, whoever called it: at a place of those, or not
+        on numbers. To look up the caller each time would take most of the time of a loop on the host."""
         self.waiting: dict[str, bool] = {}
         """Places of conditions on counters that were never so, or always → whether they were asked
         for once only."""

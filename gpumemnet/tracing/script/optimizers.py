@@ -58,7 +58,7 @@ class Optimizers:
         self._frozen: set[int] = set()
         """Identities of parameters that do not train in the first steps."""
         self._trained = Counter[int]()
-        """Key → parameters of which one has kept state."""
+        """Key → for how many parameters an optimizer keeps state."""
         self._history: list[Tensor] = []
         """What LBFGS keeps while it makes its first step."""
 

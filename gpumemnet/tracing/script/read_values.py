@@ -1,9 +1,11 @@
 """Values that a script reads from the simulated GPU, where nothing is computed.
 
-Each read comes here.  A number is 0, because scripts print and log them, or tiny in arrays; one that
-counts elements is as large as it can be, because it may be a size.  Checks for infinite numbers find none.  Any other
-condition is decided by the code around it, see :mod:`gpumemnet.tracing.script.branches`, and so is
-each comparison of a number that was read, or was computed from one.  An operator that selects
+Each read comes here.  A number is 0, because scripts print and log them; one that counts elements is
+as large as it can be, because it may be a size.  An array holds tiny numbers that differ, because
+scripts scale them by their range, or look for neighbours among them.  Checks for infinite numbers find
+none.  Any other condition is decided by the code around it, see
+:mod:`gpumemnet.tracing.script.branches`, and so is each comparison of a number that was read, or was
+computed from one.  An operator that selects
 elements by their values selects all of them, which is the most that it can take, or a stated share.
 One that picks among a few candidates, as a router picks experts, picks all of them equally often:
 what follows from its choice is computed.
@@ -126,7 +128,7 @@ _LARGE_NUMBER: Final = 100
 _SMALL_NUMBER: Final = 1e-30
 """What it is otherwise: unlike 0 it has a logarithm, and can be divided by."""
 _DIFFERENT: Final = range(2, 2**22)
-"""Elements of a copy on the host that are tiny and differ, alike in each copy of its shape."""
+"""How many elements an array has that holds tiny numbers that differ, the same in each of its shape."""
 
 
 def _layout(tensor: Tensor) -> tuple[Any, ...]:
@@ -149,9 +151,9 @@ class ReadValues(MissingValues):
         self._decided: MutableMapping[Tensor, tuple[int, bool]] = WeakTensorKeyDictionary()
         """Conditions that were read → their versions, and what they were taken to be."""
         self._counts: MutableMapping[Tensor, float] = WeakTensorKeyDictionary()
-        self._whole: MutableMapping[Tensor, None] = WeakTensorKeyDictionary()
-        """Tensors of whole numbers."""
         """Tensors of which more is known than that they may be 0 → what each element is taken to be."""
+        self._whole: MutableMapping[Tensor, None] = WeakTensorKeyDictionary()
+        """Tensors of whole numbers, such as what was rounded: these stay 0 in arrays."""
         self._masks: MutableMapping[Tensor, float] = WeakTensorKeyDictionary()
         """Tensors that were made of masks → the share of elements that are not 0, at most; 1 if each
         is one."""
