@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ContextDecorator, contextmanager, nullcontext, suppress
-from functools import partial, wraps
 from typing import Any, Final, Protocol, cast
 
 import torch
@@ -30,7 +29,6 @@ from torch import Tensor, nn
 from gpumemnet.errors import ExtractError
 from gpumemnet.extract.checkpointing import blocks
 from gpumemnet.extract.known_layouts import argument_tensors
-from gpumemnet.extract.module_calls import map_tensors, tensors_in
 from gpumemnet.torch_private import training as names
 from gpumemnet.torch_private.names import (
     OWN_DICTS,
@@ -56,7 +54,6 @@ _BEGIN, _END = dist.init_process_group, dist.destroy_process_group
 """PyTorch's own functions: a traced script finds replacements."""
 
 
-FSDP1: Final = "torch.distributed.fsdp.fully_sharded_data_parallel"
 Exchanged = Callable[[str, int], None]
 """Called for each collective with the name of its process group and its number of ranks."""
 Sends = Callable[[Sequence[int]], None]
@@ -207,69 +204,6 @@ def _finished(func: Any, args: tuple[Any, ...]) -> Any:
     future.set_result(written if isinstance(written, list) else [written])
     work = finished_work(future)
     return (None, work, (written, work))[len(schema(func).returns)]
-
-
-def count_named_gpus(numbers: Sequence[int]) -> None:
-    """Replace a check of ``DataParallel``: the GPUs that it names are there where code counts them."""
-    if len(numbers) > 1:
-        count = max(torch.cuda.device_count(), *(each + 1 for each in numbers))
-        vars(torch.cuda)["device_count"] = partial(int, count)  # which can be pickled
-
-
-def data_parallel_forward(note: Callable[[str], None]) -> Callable[..., Any]:
-    """Return what replaces ``DataParallel.forward``: it runs the first GPU's share, and gathers an
-    output of the whole batch.  What is left out is the sum of the other GPUs' gradients, which passes
-    through it in buckets.
-
-    Args:
-        note: called with a note, if there are several GPUs.
-    """
-
-    def forward(parallel: nn.DataParallel[Any], *inputs: Any, **kwargs: Any) -> Any:
-        ranks, dimension = len(parallel.device_ids) or 1, parallel.dim
-        shares, named = parallel.scatter(inputs, kwargs, parallel.device_ids or [0])
-        if len(shares) == 1:
-            return parallel.module(*shares[0], **named[0])
-        note(
-            f"DataParallel: the first of {ranks} GPUs; the sum of the gradients may take as much as they do for a moment"
-        )
-        tensors = zip(tensors_in((inputs, kwargs)), tensors_in((shares[0], named[0])), strict=False)
-        sizes = ([each.shape[dimension] for each in pair] for pair in tensors if pair[0].ndim)
-        samples, of_share = next(sizes, (len(shares), 1))
-
-        module, kind = parallel.module, type(parallel)
-        if "replicate" in vars(parallel) or kind.replicate is not nn.DataParallel.replicate:
-            module = parallel.replicate(module, parallel.device_ids[:1])[0]  # it may switch layers
-
-        def gathered(tensor: Tensor) -> Tensor:
-            share, along = (tensor, dimension) if tensor.ndim else (tensor[None], 0)
-            per_sample, rest = divmod(share.shape[along], of_share)  # else of each GPU, as a loss
-            gather: Any = Gathered.apply
-            whole: Tensor = gather(
-                share, len(shares) * share.shape[along] if rest else samples * per_sample, along
-            )
-            return whole
-
-        return map_tensors(module(*shares[0], **named[0]), gathered)
-
-    return forward
-
-
-class Gathered(torch.autograd.Function):
-    """The outputs of all GPUs in one tensor; its gradient is the first GPU's share."""
-
-    @staticmethod
-    def forward(ctx: Any, share: Tensor, length: int, dimension: int) -> Tensor:
-        """Allocate the gathered tensor beside the share."""
-        ctx.dimension, ctx.length = dimension, share.shape[dimension]
-        shape = list(share.shape)
-        shape[dimension] = length
-        return share.new_empty(shape)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        """Return the share's gradient."""
-        return gradients[0].narrow(ctx.dimension, 0, ctx.length), None, None
 
 
 class Recorder(Protocol):
@@ -445,32 +379,6 @@ def _offloading(shard: Callable[..., None]) -> Callable[..., None]:
             parameter.sharded_param._local_tensor = data.as_strided(local.shape, local.stride())
 
     return sharded
-
-
-def noting_unlimited_gathers(note: Callable[[str], None]) -> Callable[[Any], None]:
-    """Return what prepares the module of ``FullyShardedDataParallel``: it calls ``note`` where gathers
-    are not limited.
-
-    A gathered unit is recorded on the stream that computes with it, so that its block is free once
-    the GPU is done (``record_stream``).  The rate limiter lets the host wait for that; without it the
-    host runs ahead, as far as the GPU is slow.
-    """
-
-    def prepare(module: Any) -> None:
-        init = module.FullyShardedDataParallel.__init__
-
-        @wraps(init)
-        def made(self: object, *args: Any, **kwargs: Any) -> None:
-            if not kwargs.get("limit_all_gathers", True):
-                note(
-                    "limit_all_gathers=False: blocks of gathered units are free once the GPU is done with them, "
-                    "and the host runs ahead: up to all parameters, gathered, can be reserved more"
-                )
-            init(self, *args, **kwargs)
-
-        module.FullyShardedDataParallel.__init__ = made
-
-    return prepare
 
 
 @contextmanager

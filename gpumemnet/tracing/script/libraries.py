@@ -14,7 +14,6 @@ from __future__ import annotations
 import ast
 import math
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -129,8 +128,6 @@ def preparations(
             _rejection_sample=lambda loc, concentration, ratio, start: loc + start
         ),
         "torch.utils.cpp_extension": lambda module: _build_what_can_be(module, note),
-        "accelerate.utils.fsdp_utils": _shard_in_place,
-        "torch.distributed.run": _with(run=_start_torchrun),
         _FLASH: lambda module: note(_STANDS_IN),
         "huggingface_hub.hf_api": lambda module: _push_nothing(module, note),
         "bitsandbytes.cuda_specs": _with(get_cuda_specs=lambda: None),  # its library of CUDA
@@ -299,29 +296,6 @@ def _attend(
 
 
 _KERNELS: Final = {"flash_attn_func": _attend, "flash_attn_varlen_func": _attend_in_row}
-
-
-def _start_torchrun(args: Any) -> NoReturn:
-    """Let a program that starts processes by torchrun's own code start ``torchrun``."""
-    options = [f"--nnodes={args.nnodes}", f"--nproc-per-node={args.nproc_per_node}"]
-    options += ["--module"] if args.module else []
-    script = [args.training_script, *args.training_script_args]
-    sys.exit(subprocess.call(["torchrun", *options, *script]))
-
-
-def _shard_in_place(module: Any) -> None:
-    """Let accelerate shard the weights of rank 0 block by block.
-
-    Otherwise it shards an empty copy and broadcasts each weight into it, whose peak on the GPU is
-    the shards and the largest weight.
-    """
-    prepare: Any = getattr(module, "fsdp2_prepare_model", None)  # older versions have none
-
-    def prepare_in_place(accelerator: Any, model: Any) -> Any:
-        accelerator.state.fsdp_plugin.cpu_ram_efficient_loading = False
-        return prepare(accelerator, model)
-
-    module.fsdp2_prepare_model = prepare_in_place
 
 
 def _accumulate_once(module: Any, note: _Note) -> None:

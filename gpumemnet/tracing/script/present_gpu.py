@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from gpumemnet.tracing.script.observer import ScriptObserver
 
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -25,14 +24,8 @@ from torch.nn.parameter import is_lazy
 from gpumemnet.extract.host_numbers import HostNumbers
 from gpumemnet.extract.module_calls import map_tensors
 from gpumemnet.extract.placement import is_meta, is_small
-from gpumemnet.launchers import deepspeed_engine, host_memory
-from gpumemnet.launchers.parallel import (
-    FSDP1,
-    count_named_gpus,
-    data_parallel_forward,
-    noting_unlimited_gathers,
-    resizing,
-)
+from gpumemnet.launchers import deepspeed_engine, host_memory, libraries
+from gpumemnet.launchers.parallel import resizing
 from gpumemnet.physics.element_types import IMAGE_DIMENSIONS
 from gpumemnet.torch_private import script as names
 from gpumemnet.torch_private.compiler import COMPILE, MODULE_COMPILE
@@ -211,29 +204,6 @@ def present_gpu(
         observer.saves()
         saved.save(value, f)
 
-    def gather_here(module: Any) -> None:
-        # PyTorch's own moves shards to the device of their mesh, which is the host here.
-        vars(module)["_gather_state_dict"] = gather
-
-    def checkpoint_nothing(module: Any) -> None:
-        def skipped(*args: object, **kwargs: object) -> Future[None]:
-            observer.saves()
-            values.note("torch.distributed.checkpoint reads and writes nothing")
-            done: Future[None] = Future()
-            done.set_result(None)
-            return done
-
-        for name in {"save", "async_save", "load"} & vars(module).keys():
-            setattr(module, name, skipped)
-
-    def gather(state: Any, *, cpu_offload: bool = False, **options: Any) -> Any:
-        def whole(tensor: Tensor) -> Tensor:
-            gathered: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-            return gathered.cpu() if cpu_offload else gathered
-
-        observer.saves()
-        return map_tensors(state, whole)
-
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         if saved.has(f):
             return saved.load(f, map_location)
@@ -341,8 +311,7 @@ def present_gpu(
     replacements = (
         *cuda_functions(platform, observer.streams, recorder.live_bytes, recorder.emptied, count),
         *cuda_tensor_types(),
-        (names.DATA_PARALLEL, data_parallel_forward(values.note_once)),
-        (names.NAMED_GPUS, count_named_gpus),
+        *libraries.replacements(values.note_once, observer.streams),
         (names.GENERATOR, names.cpu_generator(GPU)),
         (names.LOAD, load),
         (
@@ -386,10 +355,8 @@ def present_gpu(
         count,
         values.note_once,
     )
-    ready[names.STATE_DICTS] = gather_here
-    ready.update(dict.fromkeys(names.CHECKPOINTS, checkpoint_nothing))
+    ready.update(libraries.preparations(observer.saves, values.note_once))
     ready.update(host_memory.preparations(requests.weight_on_host))
-    ready[FSDP1] = noting_unlimited_gathers(values.note_once)
     with (
         replaced(replacements),
         saved.watching(),

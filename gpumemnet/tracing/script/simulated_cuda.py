@@ -347,18 +347,6 @@ def cuda_functions(
     return [
         *named.items(),
         (names.DEVICE_COUNT, counted),
-        # Of torch.nn.parallel: the first GPU keeps what it has.
-        (names.BROADCAST, lambda tensors, devices, _: [list(tensors) for _ in devices]),
-        (names.BROADCAST_ONE, lambda tensor, devices: [tensor.to(GPU)] * len(devices)),
-        (
-            names.SCATTER,
-            lambda tensor, devices, *rest: [
-                share if number else share.to(GPU)
-                for number, share in enumerate(tensor.chunk(len(devices), rest[1]))
-            ],
-        ),
-        (names.GATHER, lambda tensors, dimension, _: torch.cat(list(tensors), dimension)),
-        (names.SCATTER_STREAM, streams.current_stream),
         (names.OVERRIDES, overrides),
         (names.OF_CUDA_BUILDS, names.of_cuda_builds),
     ]
