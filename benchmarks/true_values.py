@@ -53,7 +53,7 @@ from gpumemnet.torch_private.names import (  # noqa: E402
     replaced,
     storage_id,
 )
-from gpumemnet.torch_private.script import GENERATOR, cpu_generator, device_constructors  # noqa: E402
+from gpumemnet.torch_private.script import cpu_generator, device_constructors  # noqa: E402
 from gpumemnet.tracing.operators.rules import Platform  # noqa: E402
 from gpumemnet.tracing.script.simulated_cuda import (  # noqa: E402
     GPU,
@@ -328,7 +328,7 @@ def run(script: Path, out: Path) -> None:
         Platform(device=device_profile("H200")), Streams(nothing), lambda: gpu.now, nothing, 1
     )
     sys.argv, sys.path[0] = [str(script)], str(script.parent)
-    with replaced((*functions, *cuda_tensor_types(), (GENERATOR, cpu_generator(GPU)))):
+    with replaced((*functions, *cuda_tensor_types(), ("torch:Generator", cpu_generator(GPU)))):
         play(gpu)
         try:
             with gpu:

@@ -14,23 +14,32 @@ import torch
 from torch import Tensor, nn
 
 from gpumemnet.extract.module_calls import map_tensors, tensors_in
+from gpumemnet.launchers import names
 from gpumemnet.launchers.parallel import Streams
-from gpumemnet.torch_private import script as names
 
 _FSDP1: Final = "torch.distributed.fsdp.fully_sharded_data_parallel"
 
 
-def replacements(note: Callable[[str], None], streams: Streams) -> list[tuple[str, object]]:
-    """Return names of ``DataParallel`` and of what it calls with what takes their place.
+def replacements(note: Callable[[str], None]) -> list[tuple[str, object]]:
+    """Return names of ``DataParallel`` with what takes their place.
 
     Args:
         note: called with a note, if there are several GPUs.
-        streams: those of the simulated GPU.
     """
     return [
         (names.DATA_PARALLEL, _data_parallel_forward(note)),
         (names.NAMED_GPUS, _count_named_gpus),
-        # Of torch.nn.parallel: the first GPU keeps what it has.
+    ]
+
+
+def cuda_replacements(streams: Streams) -> list[tuple[str, object]]:
+    """Return names of what ``torch.nn.parallel`` calls on GPUs with what takes their place: the first
+    GPU keeps what it has.
+
+    Args:
+        streams: those of the simulated GPU.
+    """
+    return [
         (names.BROADCAST, lambda tensors, devices, _: [list(tensors) for _ in devices]),
         (names.BROADCAST_ONE, lambda tensor, devices: [tensor.cuda()] * len(devices)),
         (

@@ -29,7 +29,15 @@ from torch import Tensor, nn
 from gpumemnet.errors import ExtractError
 from gpumemnet.extract.checkpointing import blocks
 from gpumemnet.extract.known_layouts import argument_tensors
-from gpumemnet.torch_private import training as names
+from gpumemnet.launchers import names
+from gpumemnet.launchers.names import (
+    NEW_GROUP,
+    OBJECT_COLLECTIVES,
+    fake_store,
+    finished_work,
+    is_sharded,
+    resolve_process_group,
+)
 from gpumemnet.torch_private.names import (
     OWN_DICTS,
     STORAGE_RESIZE,
@@ -40,14 +48,6 @@ from gpumemnet.torch_private.names import (
     schema,
     tree_leaves,
     value_of,
-)
-from gpumemnet.torch_private.training import (
-    NEW_GROUP,
-    OBJECT_COLLECTIVES,
-    fake_store,
-    finished_work,
-    is_sharded,
-    resolve_process_group,
 )
 
 _BEGIN, _END = dist.init_process_group, dist.destroy_process_group

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from gpumemnet.errors import ExtractError
+from gpumemnet.launchers import names
 from gpumemnet.launchers.launch_line import torchrun_environment
 from gpumemnet.launchers.parallel import (
     Arrived,
@@ -36,7 +37,6 @@ from gpumemnet.launchers.parallel import (
 from gpumemnet.launchers.pipeline_stages import StageFolder
 from gpumemnet.sandbox.user_code import is_user_code
 from gpumemnet.torch_private import script as script
-from gpumemnet.torch_private import training
 from gpumemnet.torch_private.names import replaced, value_of, without_function_modes
 
 
@@ -45,7 +45,7 @@ def threads_inherit_modes(end: type[BaseException]) -> Iterator[None]:
     """Context in which threads are started with the modes of the thread that enters it; ``end`` is
     how the trace ends one."""
     modes = script.modes_of_thread()
-    start = value_of(script.THREAD_START)
+    start = value_of(names.THREAD_START)
 
     def started(thread: Thread) -> None:
         run = thread.run
@@ -57,7 +57,7 @@ def threads_inherit_modes(end: type[BaseException]) -> Iterator[None]:
         thread.run = run_with_modes  # type: ignore[method-assign]
         start(thread)
 
-    with replaced([(script.THREAD_START, started)]):
+    with replaced([(names.THREAD_START, started)]):
         yield
 
 
@@ -69,7 +69,7 @@ def processes_inherit_gpu(traced: Callable[[Callable[[], None]], None]) -> Itera
     Args:
         traced: runs what a process does, in that process, and reports its memory.
     """
-    start = value_of(script.PROCESS_START)
+    start = value_of(names.PROCESS_START)
     waited_for: list[BaseProcess] = []
 
     def started(process: BaseProcess) -> None:
@@ -91,7 +91,7 @@ def processes_inherit_gpu(traced: Callable[[Callable[[], None]], None]) -> Itera
         method = getattr(process, "_start_method", None) or multiprocessing.get_start_method()
         is_forked = method == "fork"
         if (is_loader or is_own) and not is_forked:
-            vars(process)["_Popen"] = value_of(script.FORK)
+            vars(process)["_Popen"] = value_of(names.FORK)
         if file and not is_loader and (is_own or is_forked):  # a library's may be pickled
             process.run = run_traced  # type: ignore[method-assign]
         elif is_loader:
@@ -100,7 +100,7 @@ def processes_inherit_gpu(traced: Callable[[Callable[[], None]], None]) -> Itera
         if is_own and not process.daemon:
             waited_for.append(process)
 
-    with replaced([(script.PROCESS_START, started)]):
+    with replaced([(names.PROCESS_START, started)]):
         yield
         for process in waited_for:  # as Python does before it ends
             process.join()
@@ -149,7 +149,7 @@ def as_rank(
         stack.enter_context(replicas_on_meta(recorder))
         stack.enter_context(sharding_on_meta(recorder, streams, arrived, gathered))
         name = str(backend or "nccl")
-        backend_names = [(each, lambda *args, **kwargs: name) for each in training.GET_BACKEND]
+        backend_names = [(each, lambda *args, **kwargs: name) for each in names.GET_BACKEND]
         stack.enter_context(replaced(backend_names))
         recorder.set_ranks(rank_count)
         note(f"rank {rank:,} of {rank_count:,}" if rank else f"the first of {rank_count:,} ranks")
@@ -158,11 +158,11 @@ def as_rank(
         """Do nothing: the group is needed until the script ends."""
 
     environment = {} if ranks is None else torchrun_environment(ranks, rank)
-    begins = [(name, begin) for name in training.INIT_PROCESS_GROUP]
-    ends = [(name, ended) for name in training.DESTROY_PROCESS_GROUP]
+    begins = [(name, begin) for name in names.INIT_PROCESS_GROUP]
+    ends = [(name, ended) for name in names.DESTROY_PROCESS_GROUP]
     with (
         patch.dict(os.environ, environment),
-        replaced([*begins, *ends, (training.SPAWN, _first_alone)]),
+        replaced([*begins, *ends, (names.SPAWN, _first_alone)]),
         stack,
     ):
         try:

@@ -1,8 +1,5 @@
 """Names that are replaced while a training script runs: what it sees of CUDA, and how modules get
-to a GPU.
-
-Most of these names are public; they are listed here because the trace puts functions of its own in
-their place.
+to a GPU.  Public ones that are replaced in one place stand there.
 """
 
 from __future__ import annotations
@@ -53,12 +50,7 @@ METHOD_FILES: Final = tuple(
 OF_CUDA_BUILDS: Final = "torch._C:__getattr__?"
 """To answer for what PyTorch has only where it is built for GPUs."""
 DEVICE_COUNT: Final = "torch._C:_cuda_getDeviceCount?"
-BROADCAST: Final = "torch._C:_broadcast_coalesced?"
-BROADCAST_ONE: Final = "torch._C:_broadcast?"
-SCATTER: Final = "torch._C:_scatter?"
-GATHER: Final = "torch._C:_gather?"
 """To answer with more than an empty value."""
-SCATTER_STREAM: Final = "torch.nn.parallel._functions:_get_stream"
 OVERRIDES: Final = "torch.overrides:has_torch_function"
 
 TENSOR_TYPES: Final = {
@@ -74,20 +66,10 @@ TENSOR_TYPES: Final = {
     "BoolTensor": torch.bool,
 }
 """Name of a type of tensors in ``torch`` and ``torch.cuda`` → the type of its elements."""
-GENERATOR: Final = "torch:Generator"
-"""To accept generators of the simulated GPU."""
 LOAD: Final = "torch:load"
 """To load tensors to the simulated GPU, or without reading their values."""
-DATA_PARALLEL: Final = "torch.nn:DataParallel.forward"
-"""To run the first GPU's share of a batch."""
-NAMED_GPUS: Final = "torch.nn.parallel.data_parallel:_check_balance"
-"""To know how many GPUs it is made for."""
-PIN_MEMORY: Final = "torch:Tensor.pin_memory"
-"""To leave tensors of data loaders where they are."""
 TENSOR_NEW: Final = "torch:Tensor.__new__"
 """To make subclasses of tensors from tensors."""
-RECORD_STREAM: Final = "torch:Tensor.record_stream"
-"""To accept streams of the simulated GPU."""
 MODULE_TO: Final = "torch.nn:Module.to"
 """To move modules to the simulated GPU."""
 MODULE_APPLY: Final = "torch.nn:Module._apply"
@@ -100,14 +82,10 @@ MODULE_TO_EMPTY: Final = "torch.nn:Module.to_empty"
 """To allocate modules on the simulated GPU."""
 LAZY_METHODS: Final = "torch.nn.parameter:UninitializedTensorMixin._allowed_methods"
 """To tell where parameters without a shape are."""
-MODULE_CUDA: Final = "torch.nn:Module.cuda"
-MODULE_CPU: Final = "torch.nn:Module.cpu"
-"""To move modules to the simulated GPU."""
 MODULE_CALL: Final = "torch.nn:Module.__call__"
 """To record passes that repeat."""
 DECORATE: Final = "torch.utils._contextlib:_DecoratorContextManager.__call__"
 """To record again what functions without gradients allocate."""
-JIT_TRACE: Final = "torch.jit:trace"
 JIT_GRAPH: Final = "torch.jit:_get_trace_graph"
 """To trace what is not compiled."""
 JIT_EXECUTOR: Final = "torch._C:_jit_set_profiling_executor"
@@ -117,26 +95,14 @@ JIT_LOAD: Final = "torch.jit:load"
 """To keep what was not compiled, in the place of its file."""
 SAVE: Final = "torch:save"
 """To write files with zeros for weights without values."""
-STATE_DICTS: Final = "torch.distributed.checkpoint.state_dict"
-"""Module of the functions that gather what is saved of several ranks."""
-CHECKPOINTS: Final = tuple(
-    f"torch.distributed.checkpoint.state_dict_{name}" for name in ("saver", "loader")
-)
-"""Modules of the functions that save and load what several ranks hold."""
 FAKE_TENSORS: Final = "torch._subclasses.fake_tensor:FakeTensorMode"
 """To write files with zeros that take no memory."""
 WITHOUT_MODES: Final = "torch.utils._python_dispatch:_disable_current_modes"
 """To write files without recording it."""
 SET_DEFAULT_DEVICE: Final = "torch:set_default_device"
 """To allocate on the device that a script chooses for everything."""
-SET_DEFAULT_TENSOR_TYPE: Final = "torch:set_default_tensor_type"
-"""To allocate on the device that a script chooses for everything."""
-GET_DEFAULT_DEVICE: Final = "torch:get_default_device"
-"""To say which device that is."""
 ALLOCATOR_SETTINGS: Final = "torch._C:_accelerator_setAllocatorSettings"
 """To know the settings that a script chooses."""
-MEMORY_FRACTION: Final = "torch.cuda:set_per_process_memory_fraction"
-"""To know the share of the GPU that a script chooses."""
 BACKWARD: Final = "torch.autograd:backward"
 """To know when a backward pass begins."""
 GRADIENTS: Final = "torch.autograd:grad"
@@ -203,34 +169,11 @@ def unseen() -> Iterator[None]:
         yield
 
 
-THREAD_START: Final = "threading:Thread.start"
-PROCESS_START: Final = "multiprocessing.process:BaseProcess.start"
-"""To let processes inherit the simulated GPU."""
-FORK: Final = "multiprocessing.context:ForkProcess._Popen"
-"""To let processes inherit the simulated GPU."""
 SAFETENSORS_SAVE: Final = "safetensors.torch:save_file"
 SAFETENSORS_TYPES: Final = "safetensors.torch:_TYPES"
 """Of another library, which may not be installed."""
 DATA_PTR: Final = "torch:UntypedStorage.data_ptr"
 """To let scripts tell which tensors share memory."""
-
-
-OPEN_FILE: Final = tuple(f"{module}:open" for module in ("builtins", "io"))
-"""To know which files a script writes."""
-OPEN_NUMBER: Final = "os:open"
-"""As ``Path.touch`` and tempfile do."""
-PRINT: Final = "builtins:print"
-"""To be of the same type as ``open``: some scripts replace it only if it is."""
-MOVE_FILE: Final = tuple(f"os:{name}" for name in ("rename", "replace"))
-"""To follow the files that a script writes."""
-COPY_FILE: Final = ("shutil:copyfile", "os:link")
-"""To follow the files that a script writes."""
-MAKE_FOLDER: Final = "os:mkdir"
-"""To remove the folders that a script makes."""
-LINK_FILE: Final = "os:symlink"
-"""To remove links to files that are gone."""
-REMOVE: Final = ("os:remove", "os:unlink", "shutil:rmtree")
-"""To put back what the script removes."""
 
 
 def _do_nothing(*args: object, **kwargs: object) -> None:

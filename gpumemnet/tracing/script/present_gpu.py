@@ -28,7 +28,7 @@ from gpumemnet.launchers import deepspeed_engine, host_memory, libraries
 from gpumemnet.launchers.parallel import resizing
 from gpumemnet.physics.element_types import IMAGE_DIMENSIONS
 from gpumemnet.torch_private import script as names
-from gpumemnet.torch_private.compiler import COMPILE, MODULE_COMPILE
+from gpumemnet.torch_private.compiler import COMPILE
 from gpumemnet.torch_private.names import (
     id_of_storage,
     is_sparse,
@@ -311,8 +311,8 @@ def present_gpu(
     replacements = (
         *cuda_functions(platform, observer.streams, recorder.live_bytes, recorder.emptied, count),
         *cuda_tensor_types(),
-        *libraries.replacements(values.note_once, observer.streams),
-        (names.GENERATOR, names.cpu_generator(GPU)),
+        *libraries.replacements(values.note_once),
+        ("torch:Generator", names.cpu_generator(GPU)),
         (names.LOAD, load),
         (
             names.DATA_PTR,
@@ -320,32 +320,32 @@ def present_gpu(
                 id_of_storage(storage) if storage.device == _META else original_data_ptr(storage)
             ),
         ),
-        (names.PIN_MEMORY, pinned),
+        ("torch:Tensor.pin_memory", pinned),
         resizing(recorder),
-        (names.RECORD_STREAM, lambda tensor, stream: None),
+        ("torch:Tensor.record_stream", lambda tensor, stream: None),
         (names.TENSOR_NEW, tensor_new(value_of(names.TENSOR_NEW), requests.of_default_type)),
         (names.MODULE_TO, to),
         (names.MODULE_TO_EMPTY, to_empty),
         (names.PARSE_TO, named_by_number),
         (names.SET_THREADS, lambda count: set_threads(max(count, 1))),
-        (names.MODULE_CUDA, lambda module, device=None: to(module, GPU)),
-        (names.MODULE_CPU, lambda module: to(module, "cpu")),
+        ("torch.nn:Module.cuda", lambda module, device=None: to(module, GPU)),
+        ("torch.nn:Module.cpu", lambda module: to(module, "cpu")),
         (COMPILE, compiler.compile),
         (
-            MODULE_COMPILE,
+            "torch.nn:Module.compile",
             lambda module, **options: module.__dict__.update(
                 forward=compiler.compile(module.forward, **options)
             ),
         ),
-        (names.JIT_TRACE, jit_traced),
+        ("torch.jit:trace", jit_traced),
         (names.JIT_EXECUTOR, lambda is_on: True),
         (names.JIT_SAVE, jit_save),
         (names.JIT_LOAD, jit_load),
         (names.JIT_GRAPH, without_graph),
         (names.SAVE, save),
         (names.SET_DEFAULT_DEVICE, requests.set_default_device),
-        (names.SET_DEFAULT_TENSOR_TYPE, requests.set_default_tensor_type),
-        (names.GET_DEFAULT_DEVICE, lambda: requests.default_device),
+        ("torch:set_default_tensor_type", requests.set_default_tensor_type),
+        ("torch:get_default_device", lambda: requests.default_device),
         (names.LAZY_METHODS, [*value_of(names.LAZY_METHODS), Tensor.untyped_storage]),
     )
     total_bytes, context_bytes = card_bytes(platform.device)

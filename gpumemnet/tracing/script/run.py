@@ -49,7 +49,7 @@ from gpumemnet.torch_private.names import (
     value_of,
     without_function_modes,
 )
-from gpumemnet.torch_private.script import ALLOCATOR_SETTINGS, MEMORY_FRACTION, WITHOUT_MODES
+from gpumemnet.torch_private.script import ALLOCATOR_SETTINGS, WITHOUT_MODES
 from gpumemnet.torch_private.training import without_dynamo
 from gpumemnet.tracing.operators.autocast import cuda_kernels
 from gpumemnet.tracing.operators.rules import Platform
@@ -92,7 +92,9 @@ class AllocatorChoice:
                 os.environ.pop(variable, None)
             if self._given:
                 os.environ[_VARIABLES[0]] = self._given
-            with replaced([(ALLOCATOR_SETTINGS, self._choose), (MEMORY_FRACTION, self._limit)]):
+            chosen = (ALLOCATOR_SETTINGS, self._choose)
+            limited = ("torch.cuda:set_per_process_memory_fraction", self._limit)
+            with replaced([chosen, limited]):
                 yield
 
     def first_used(self) -> None:

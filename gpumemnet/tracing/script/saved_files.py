@@ -45,15 +45,7 @@ from gpumemnet.torch_private.names import (
     without_function_modes,
 )
 from gpumemnet.torch_private.script import (
-    COPY_FILE,
     FAKE_TENSORS,
-    LINK_FILE,
-    MAKE_FOLDER,
-    MOVE_FILE,
-    OPEN_FILE,
-    OPEN_NUMBER,
-    PRINT,
-    REMOVE,
     SAFETENSORS_SAVE,
     SAFETENSORS_TYPES,
     SAVE,
@@ -182,20 +174,29 @@ class SavedFiles:
             link(source, target, *args, **kwargs)
             self._links.append(Path(os.fsdecode(target)).absolute())
 
-        make, link, open_number = value_of(MAKE_FOLDER), value_of(LINK_FILE), value_of(OPEN_NUMBER)
+        make, link, open_number = os.mkdir, os.symlink, os.open
         with ExitStack() as stack:
             stack.callback(self._undo)
             stack.enter_context(
                 replaced(
                     [
-                        (MAKE_FOLDER, made),
-                        (LINK_FILE, linked),
-                        (OPEN_NUMBER, opened_by_number),
-                        *((name, opened) for name in OPEN_FILE),
-                        (PRINT, lambda *args, write=print, **kwargs: write(*args, **kwargs)),
-                        *((name, renamed) for name in MOVE_FILE),
-                        *((name, following(value_of(name))) for name in COPY_FILE),
-                        *((name, setting_aside(value_of(name))) for name in REMOVE),
+                        ("os:mkdir", made),
+                        ("os:symlink", linked),
+                        ("os:open", opened_by_number),  # as Path.touch and tempfile do
+                        ("builtins:open", opened),
+                        ("io:open", opened),
+                        # Of the same type as ``open``: some scripts replace it only if it is.
+                        (
+                            "builtins:print",
+                            lambda *args, write=print, **kwargs: write(*args, **kwargs),
+                        ),
+                        ("os:rename", renamed),
+                        ("os:replace", renamed),
+                        ("shutil:copyfile", following(shutil.copyfile)),
+                        ("os:link", following(os.link)),
+                        ("os:remove", setting_aside(os.remove)),
+                        ("os:unlink", setting_aside(os.unlink)),
+                        ("shutil:rmtree", setting_aside(shutil.rmtree)),
                     ]
                 )
             )

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from gpumemnet.extract.attention import cudnn_version
 from gpumemnet.gpu import DeviceProfile, available_mib, context
 from gpumemnet.launchers.launch_line import visible_gpus
+from gpumemnet.launchers.libraries import cuda_replacements
 from gpumemnet.torch_private import script as names
 from gpumemnet.torch_private.names import value_of
 from gpumemnet.tracing.operators.rules import Platform
@@ -347,6 +348,7 @@ def cuda_functions(
     return [
         *named.items(),
         (names.DEVICE_COUNT, counted),
+        *cuda_replacements(streams),
         (names.OVERRIDES, overrides),
         (names.OF_CUDA_BUILDS, names.of_cuda_builds),
     ]
