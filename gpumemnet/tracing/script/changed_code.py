@@ -24,6 +24,7 @@ BEST: Final = "_gpumemnet_best"
 CUT: Final = "_gpumemnet_cut"
 ENDS: Final = "_gpumemnet_ends"
 NEAR_END: Final = "_gpumemnet_near_end"
+LOOKED: Final = "_gpumemnet_looked"
 """Names of what changed code calls."""
 _LENGTHS: Final = {"len", "size"}
 """Functions that change nothing, by which a loop finds its end."""
@@ -144,10 +145,14 @@ class _Changing(ast.NodeTransformer):
             match each:
                 case ast.Call(ast.Name("enumerate") as function):
                     function.id = ENUMERATED
-        if not self._is_generator:
-            node.iter = ast.copy_location(self._rounds(node, node.iter), node.iter)
-        with patch.object(self, "_scope", self._place(node)):
+        if self._is_generator:
             return self.generic_visit(node)
+        node.iter = ast.copy_location(self._rounds(node, node.iter), node.iter)
+        with patch.object(self, "_scope", self._place(node)):
+            self.generic_visit(node)
+        looked = ast.ExceptHandler(ast.Name(LOOKED, ast.Load()), None, [ast.Pass()])
+        node.body = [ast.copy_location(ast.Try(node.body, [looked], [], []), node.body[0])]
+        return node
 
     def visit_While(self, node: ast.While) -> ast.AST:
         exits = [*_exits(node)] if isinstance(node.test, ast.Constant) else []

@@ -65,6 +65,7 @@ class Progress:
         has_stepped, has_trained: whether it has trained for its first steps, and for as long as is
             wanted.
         is_last: whether a loop that trained was left, for its last rounds.
+        looks: whether rounds only make their batches, to find the largest.
     """
 
     is_inside: Callable[[], bool]
@@ -74,6 +75,7 @@ class Progress:
     has_stepped: bool = False
     has_trained: bool = False
     is_last: bool = False
+    looks: bool = False
 
 
 @dataclass(slots=True)
@@ -211,6 +213,9 @@ class Running:
     most: int = 0
     """Size of the largest batch that it gave while it trained, where it makes them itself."""
 
+    moved: set[int] = field(default_factory=set)
+    """How many numbers its rounds moved to the GPU for their first model, if it is over a range."""
+
     ends: dict[Hashable, tuple[int, Callable[[int], bool]]] = field(default_factory=dict)
     """Place of a condition that leaves it → its frame, and whether it holds so many rounds later."""
 
@@ -291,7 +296,7 @@ class Counters:
     def counts(self, about: tuple[Any, ...], collection: Any, *values: Any) -> bool:
         """Whether a condition is to be asked for: one on numbers, or some beside a few in an array or a
         list, and none that is met often and is on no counter, as in what reads a text."""
-        if self._in_vain[about[0]] > 10 * OFTEN:
+        if self._in_vain[about[0]] > 10 * OFTEN or self.progress.looks:
             return False
         kinds = {*map(type, values)}
         if kinds - _NUMBERS:

@@ -63,7 +63,12 @@ from gpumemnet.tracing.script.counters import (
     makes_sample,
 )
 from gpumemnet.tracing.script.gathered import Gathered, bytes_of_queues, fill_queues
-from gpumemnet.tracing.script.longest_batch import largest_file, time_to_read
+from gpumemnet.tracing.script.longest_batch import (
+    largest_file,
+    random_states,
+    set_random_states,
+    time_to_read,
+)
 from gpumemnet.tracing.script.read_values import type_of
 from gpumemnet.units import MIB
 
@@ -116,6 +121,10 @@ _REST_SECONDS: Final = 2.0
 what its last round gave."""
 
 
+class Looked(BaseException):
+    """Raised as a model begins, to end a round that only makes its batch."""
+
+
 class Loops:
     """The loops of a running script.
 
@@ -164,6 +173,8 @@ class Loops:
         self.sampled: set[str] = set()
         """Loops whose rounds make optimizers, and that were left."""
         self._has_left = self.met_longest = False
+        self._moved, self._sized = 0, (0, 0)
+        """Numbers that a step moved to the GPU before its first model, and that step."""
         self._walked = set[str]()
         """Loops over lists at whose largest a condition has waited."""
         self.left: dict[str, None] = {}
@@ -219,6 +230,7 @@ class Loops:
         gathered = Gathered()
         if progress.has_trained:  # it may be left after its first round
             gathered.learn(sys._getframe(1), 0)
+        loaded = progress.batches()
         self._running.append(loop)
         try:
             while True:
@@ -342,6 +354,8 @@ class Loops:
                         self._recorder.keep(
                             loop.grown[-3:-1], (len(leaving) - run) * grown, before[3]
                         )
+                    if progress.batches() == loaded and not loop.is_outer:
+                        yield from self._look_ahead(loop)
                     last = loop.given
                     for round_number in loop.rest(second - before[0], self._recorder.live_bytes):
                         gap = loop.given - 1 - last
@@ -466,6 +480,43 @@ class Loops:
                     self._met(loop)
         if self._batch_size(largest) > loop.most:
             yield largest
+
+    def _look_ahead(self, loop: Running) -> Iterator[int]:
+        """Yield the numbers that are left of a loop over a range whose batches differ in size: their
+        rounds end as a model begins. The one with the largest comes again, and runs whole."""
+        has_time, given = time_to_read(_READ_SECONDS), loop.given
+        found: tuple[int, ...] = (max(loop.moved, default=0),)
+        states: tuple[Any, ...] = ()
+        self._progress.looks = True
+        try:
+            for index in range(given, len(loop.numbers)) if len(loop.moved) > 1 else ():
+                if not has_time():
+                    break
+                before, self._moved = random_states(), 0
+                loop.given = index + 1
+                yield loop.numbers[index]
+                if self._moved > found[0]:
+                    found, states = (self._moved, index), before
+        finally:
+            self._progress.looks, loop.given = False, given
+        for index in found[1:]:
+            set_random_states(states)
+            yield loop.numbers[index]
+
+    def moves(self, shapes: list[torch.Size]) -> None:
+        """Learn from the shapes of what was moved to the GPU since the last step, as a model begins.
+
+        Raises:
+            Looked: it is not to run.
+        """
+        self._moved = sum(map(math.prod, shapes))
+        if self._progress.looks:
+            shapes.clear()
+            raise Looked
+        if self._sized != (sized := self._progress.trained()):
+            self._sized = sized
+            for each in self._running:
+                each.moved |= {self._moved} if each.numbers else set()
 
     def _met(self, loop: Running) -> None:
         """A loop has given all its batches; one within a loop that gives others is not meant."""
@@ -652,6 +703,7 @@ class Loops:
             code.CUT: self.was_cut,
             code.ENDS: self._ends,
             code.NEAR_END: self.near_end,
+            code.LOOKED: Looked,
         }
         # Such modules may run again: a plan traces the script's model anew.
         later: dict[str, Any] = {
@@ -664,6 +716,7 @@ class Loops:
             code.CUT: lambda: False,
             code.ENDS: (),
             code.NEAR_END: lambda counter, *limit: counter,
+            code.LOOKED: Looked,
         }
         vars(builtins).update(called)
         try:

@@ -46,7 +46,7 @@ from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.script.counters import Counters, Progress
 from gpumemnet.tracing.script.drawn_numbers import extreme_draws, replaced_draws
 from gpumemnet.tracing.script.libraries import take_from_gpu
-from gpumemnet.tracing.script.loops import Loops
+from gpumemnet.tracing.script.loops import Looked, Loops
 from gpumemnet.tracing.script.models import (
     GENERATION,
     Generation,
@@ -186,7 +186,7 @@ class ScriptObserver:
             self.counters,
             lambda: self.generation.phase == GENERATION,
             self.loaders.number_of,
-            (EnoughSteps, DeadlineReached),
+            (EnoughSteps, DeadlineReached, Looked),
         )
         self._repeated = RepeatedPasses(
             self.recorder,
@@ -529,6 +529,8 @@ class ScriptObserver:
         )
 
     def _model_starts(self) -> None:
+        if torch.is_grad_enabled() and self._inputs:
+            self.loops.moves(self._inputs)
         self._end_whole_run()
         self.recorder.begin_pass()
         if self.first is not None and not self._stepping:

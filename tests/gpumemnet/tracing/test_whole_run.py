@@ -1124,6 +1124,20 @@ for epoch in range(90):
         2 * 64 + 4 * 32 + 96,
         2 * 64 + 4 * 32 + 128,  # and what sums the bias' gradient
     ),
+    "looked ahead": Case(  # the long sample of those that the script joins is in the 226th batch
+        """
+rows = [4 + i % 3 for i in range(1600)]
+rows[900] = 2**12
+model = wide(1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(90):
+    for i in range(0, 1600, 4):
+        x = torch.cat([torch.ones(count, 4096) for count in rows[i : i + 4]])
+        step(optimizer, model(x.cuda()).mean())
+""",
+        2 * 64 + 4 * 32 + 96,
+        2 * 64 + 4 * 32 + 128,
+    ),
     "merged": Case(  # all that rounds keep is one tensor
         """
 model, memory = wide(1), torch.empty(0, 4096).cuda()
