@@ -167,14 +167,13 @@ class _Changing(ast.NodeTransformer):
             for each in (node.body, node.orelse):
                 each[:] = map(self.visit, each)
         names, counted = {getattr(each, "id", "") for each in ast.walk(node.test)}, _counted(node)
-        has_length = "len" in names
-        if self._is_generator or node.orelse or (has_length and not counted):  # which it waits for
+        if self._is_generator or node.orelse or ("len" in names and not counted):  # it waits for it
             return node
         test = ast.If(ast.UnaryOp(ast.Not(), node.test), [ast.Break()], [])
         body = [ast.copy_location(test, node.test), *counted, *node.body]
         items = (
             (ast.parse("iter(int, 1)", mode="eval").body, ast.Constant(is_ended))
-            if is_ended or only_returns or has_length
+            if is_ended or only_returns or counted
             else ()
         )
         loop = ast.For(ast.Name("_round", ast.Store()), self._rounds(node, *items), body, [])
@@ -312,9 +311,16 @@ class _Changing(ast.NodeTransformer):
 def _counted(loop: ast.While) -> list[ast.stmt]:
     """Return what sets the counter of a loop near its end, if there is one."""
     match loop.test:
-        case ast.Compare(counter, [ast.Lt() | ast.LtE() as order], [limit]):
+        case ast.Compare(first, [ast.Lt() | ast.LtE() as order], [limit]):
+            is_sum = isinstance(getattr(first, "op", None), ast.Add)
+            counter = getattr(first, "left", first) if is_sum else first
             counted, end = ast.unparse(counter), ast.unparse(limit)
-            adds = (each for each in ast.walk(loop) if isinstance(each, ast.AugAssign))
+            targets = (
+                target
+                for each in ast.walk(loop)
+                for target in getattr(each, "targets", [getattr(each, "target", None)])
+            )
+            assigned = {ast.unparse(each) for each in targets if each}
             calls = {_called_name(each) for each in ast.walk(limit) if isinstance(each, ast.Call)}
             # A list that grows, or of which each round takes one, may have anything further on.
             used = {
@@ -327,12 +333,10 @@ def _counted(loop: ast.While) -> list[ast.stmt]:
                 for name in _LISTS.findall(end)
                 for use in (f"[{counted}]", ".append")
             }
-            if (
-                calls <= _LENGTHS
-                and used.isdisjoint(walked)
-                and counted in (ast.unparse(each.target) for each in adds)
-            ):
+            if calls <= _LENGTHS and used.isdisjoint(walked) and counted in assigned:
                 more = int(isinstance(order, ast.LtE))
+                if is_sum:
+                    end += f" - ({ast.unparse(first)}) + {counted}"
                 code = ast.parse(f"{counted} = {NEAR_END}({counted}, {end}, {more})")
                 return ast.increment_lineno(code, loop.lineno - 1).body
     return []

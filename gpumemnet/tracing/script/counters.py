@@ -189,7 +189,13 @@ class Running:
     """Its place, once it is left by its own condition."""
 
     left: int | None = None
-    """Rounds that are left of a ``while`` loop that counts, once these are few; 0 before."""
+    """Rounds that are left of a ``while`` loop that counts, after this one."""
+
+    counter: int = 0
+    """What it counts."""
+
+    skipped: int = 0
+    """Rounds that are left out before the next one."""
 
     whole: int = 0
     """The last round before loops within it were left early."""

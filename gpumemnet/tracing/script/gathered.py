@@ -121,8 +121,9 @@ def _copied(shared: set[int], tensor: Tensor) -> Tensor:
 
 def _lists(frame: FrameType) -> list[Any]:
     """Return the lists and dictionaries that have a name, or one in a dictionary, where a frame
-    runs."""
-    values = [*variables_of(frame).values()]
+    runs, or in the object whose method that is."""
+    names = variables_of(frame)
+    values = [*names.values(), *getattr(names.get("self"), "__dict__", {}).values()]
     few = (each for each in values if type(each) is dict and len(each) <= _MOST_NAMES)
     values += [inner for each in few for inner in each.values()]
     return list({id(each): each for each in values if type(each) in (list, dict)}.values())

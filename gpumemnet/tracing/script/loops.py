@@ -209,7 +209,8 @@ class Loops:
             place: its own.
             items: what it is over.
             ends: whether a condition on amounts ends an endless loop: it is left by that. One that
-                ends by a length, or by returning a value only, is not left unless it trains.
+                counts, or ends by returning a value only, is not left unless it trains, or it is known
+                how many rounds are left.
         """
         if self._idle[place] > OFTEN and self._may_train(place):
             self._idle[place] = 0
@@ -313,23 +314,25 @@ class Loops:
                     is_calm = calm >= _CALM_ROUNDS and not (
                         progress.has_stepped and loop.ends_itself
                     )
-                    is_over = spent > seconds and (is_early or is_calm) and ends is not False
+                    is_known = ends is not False or loop.left is not None
+                    is_over = spent > seconds and (is_early or is_calm) and is_known
                     if is_over and not progress.has_stepped and self.is_patient():
                         is_over = spent > _PATIENCE * seconds
-                    if is_over and isinstance(numbers, range | list | tuple):
-                        left = len(numbers) - loop.given
+                    if is_over and (loop.left or isinstance(numbers, range | list | tuple)):
+                        left = loop.left or len(numbers) - loop.given
                         is_over = is_early or left * (second - before[0]) > _REST_SECONDS
                         if is_over and not is_early:
                             frame, first = sys._getframe(1), loop.given
-                            chosen = [len(numbers) - 1]  # which may be smaller
+                            chosen = [first + left - 1]  # which may be smaller
                             with suppress(Exception):  # of objects that answer with an error
                                 names = numbers[first:-1]
                                 chosen.insert(0, first + largest_file(names, frame, _READ_SECONDS))
                             with suppress(Exception):  # of classes of tensors that cannot be copied
                                 gathered.go_on(frame, first, left - len(chosen))
+                            loop.skipped = left - 1
                             for index in chosen:
                                 loop.given = index + 1
-                                item = numbers[index]
+                                item = 0 if loop.left else numbers[index]
                                 yield (_first(items) + index, item) if is_numbered else item
                 if not is_over:
                     gathered.learn(sys._getframe(1), loop.given)
@@ -365,9 +368,10 @@ class Loops:
                     yield from self._longest(
                         loop, iterator, enumerate if is_numbered else iter, numbers
                     )
-                    for left in () if loop.left is None else (2, 1)[is_slow:]:
-                        loop.left = left
-                        yield 0
+                    few = min(2 - is_slow, loop.left or 0)
+                    loop.skipped = (loop.left or 0) - few
+                    gathered.go_on(sys._getframe(1), last, loop.skipped, trains=True)
+                    yield from [0] * few
                     if (short := all_bytes - self._recorder.live_bytes()) > 0:
                         self._recorder.keep(loop.grown[-3:-1], short)
                     self.learn_queues()
@@ -595,8 +599,10 @@ class Loops:
         if {type(counter), type(limit)} != {int} or _is_aside() or not self._running:
             return counter
         loop = self._running[-1]
-        loop.left = loop.left or 0
-        return max(counter, limit + more - loop.left) if loop.left else counter
+        rise = max(1, counter - loop.counter)
+        loop.counter = counter + loop.skipped * rise
+        loop.left, loop.skipped = (limit + more - loop.counter - 1) // rise, 0
+        return loop.counter
 
     def was_cut(self) -> bool:
         """Whether a loop or data loader was left, or values were read, so that an assertion holds that

@@ -26,7 +26,12 @@ rounds, kept = 0, []
     ("loop", "rounds"),
     [
         ("for i in range(100): run(); rounds += 1", 17),  # the last one, too
-        ("while rounds < 100: run(); rounds += 1", 16),
+        ("while i < 100: run(); rounds += 1; i += 1", 17),
+        # what it gathers is there, and its last round has its own number
+        (
+            "while i + 7 <= 700: run(); kept.append(i); i = i + 7\nrounds = len(kept) + kept[-1]",
+            100 + 693,
+        ),
         ("for i in counted():\n    run(); rounds += 1\n    if i > 40: break", 16),
         ("for i in range(2):\n    for k in range(100): run(); rounds += 1", 34),
         ("for i in range(100): rounds += 1", 100),  # nothing runs on the GPU
