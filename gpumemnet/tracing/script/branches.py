@@ -157,9 +157,11 @@ def place_of(frame: FrameType) -> Place:
 
 
 def asks_once(frame: FrameType) -> bool:
-    """Whether ``frame`` runs ``next(…)``, and nothing around it waits for the end."""
+    """Whether ``frame`` runs ``next(…)``, or the method, and nothing around it waits for the end."""
     node, parents = _node(frame.f_code, frame.f_lasti)
-    if not isinstance(node, ast.Call) or ast.unparse(node.func) != "next":
+    if not isinstance(node, ast.Call):
+        return False
+    if ast.unparse(node.func).rpartition(".")[2] not in ("next", "__next__"):
         return False
     for parent in _ancestors(node, parents):
         if isinstance(parent, ast.ExceptHandler):  # the loader has begun again

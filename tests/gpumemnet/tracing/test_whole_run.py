@@ -561,7 +561,7 @@ loader = DataLoader(TensorDataset(torch.randn(120, 4096)), batch_size=2)
 batches, i = iter(loader), 0
 while i < len(batches):
     for _ in range(10):
-        (x,), i = next(batches), i + 1
+        (x,), i = batches.__next__(), i + 1
         step(d, D(x.cuda()).mean())
     step(g, D(G(x.cuda())).mean())
 """,
