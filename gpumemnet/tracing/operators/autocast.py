@@ -167,7 +167,9 @@ def _cast(value: Any, dtype: torch.dtype, with_real: bool) -> Any:
         is_cached = _is_cached(value, dtype)
         cast = _casts.get(value) if is_cached else None
         if cast is None:
-            with without_function_modes():  # the code did not request it
+            # The code did not request it; a later pass with gradients uses it as well.
+            with_gradient = is_cached or torch.is_grad_enabled()
+            with without_function_modes(), torch.set_grad_enabled(with_gradient):
                 cast = value.to(dtype)
             if is_cached:
                 _casts[value] = cast

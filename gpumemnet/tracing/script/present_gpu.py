@@ -145,7 +145,10 @@ def _move_own(
             own[name] = parameter = nn.Parameter(fresh, parameter.requires_grad)
         elif fresh is not None:
             # Such as a mask, which may get no gradient: one that does is written by its optimizer.
-            if not parameter.is_meta and is_small(parameter) and len(torch.unique(parameter)) == 1:
+            is_known = (
+                not parameter.is_meta and is_small(parameter) and numbers.follows([parameter])
+            )
+            if is_known and len(torch.unique(parameter)) == 1:
                 numbers.keep(fresh, parameter)
             swap_for_meta(parameter, fresh)
         observer.module_tensor(parameter, module, True)

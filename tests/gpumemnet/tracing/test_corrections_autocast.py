@@ -58,6 +58,15 @@ def test_a_linear_layer_saves_casts(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.usefixtures("region")
+def test_casts_of_a_pass_without_gradients_carry_them_in_a_later_one() -> None:
+    layer = nn.Linear(4, 5, device="meta")
+    with torch.no_grad():
+        layer(meta(3, 4))  # such as for labels that it guesses
+    layer(meta(3, 4)).float().sum().backward()
+    assert layer.weight.grad is not None
+
+
+@pytest.mark.usefixtures("region")
 @pytest.mark.parametrize(
     ("run", "dtype"),
     [
