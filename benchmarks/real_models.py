@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 from gpumemnet.errors import DatasetError
-from gpumemnet.job.measurement import PUBLISHED_GPU
 from gpumemnet.units import MIB
 from research.published_tables.real_models import REAL_MODELS, build, traced_memory
+from research.published_tables.rows import PUBLISHED_GPU
 
 
 def main() -> None:

@@ -335,21 +335,16 @@ def build(
 def prepare_child() -> None:
     """Open files of weights without reading the weights, and ignore default devices, until this
     child process ends."""
-    from gpumemnet.torch_private.names import (
-        SET_CUDA_DEVICE,
-        declare_torchvision_operators,
-        replace_for_good,
-        value_of,
-    )
-    from gpumemnet.torch_private.script import LOAD, SET_DEFAULT_DEVICE
+    import torch
+
+    from gpumemnet.torch_private.names import declare_torchvision_operators
 
     declare_torchvision_operators()
-    load: Callable[..., Any] = value_of(LOAD)
+    load: Callable[..., Any] = torch.load
 
     @wraps(load)
     def load_shapes(*args: Any, **kwargs: Any) -> Any:
         return load(*args[:1], **{**kwargs, "map_location": "meta"})
 
-    replace_for_good(LOAD, load_shapes)
-    replace_for_good(SET_DEFAULT_DEVICE, lambda device: None)
-    replace_for_good(SET_CUDA_DEVICE, lambda device: None)
+    vars(torch).update(load=load_shapes, set_default_device=lambda device: None)
+    vars(torch.cuda).update(set_device=lambda device: None)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import flop_registry
 
-from gpumemnet.extract.known_layouts import argument_tensors
+from gpumemnet.extract.known_layouts import argument_tensors, meta_like
 from gpumemnet.torch_private import script as names
 from gpumemnet.torch_private.names import (
     Arguments,
@@ -174,9 +174,7 @@ class HostNumbers:
         """What is on the GPU for these numbers: a meta tensor, unless they are whole."""
         if not (numbers.is_floating_point() or numbers.is_complex()):
             return numbers
-        made = torch.empty_strided(
-            numbers.size(), numbers.stride(), dtype=numbers.dtype, device="meta"
-        )
+        made = meta_like(numbers)
         self.keep(made, numbers, is_drawn=is_drawn)
         return made
 

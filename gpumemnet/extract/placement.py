@@ -511,13 +511,8 @@ class _DeviceBlind(TorchFunctionMode):
             device = _device_in(args[1:], named)
             if args[0].is_meta and any(map(_is_host, (*args[1:], named.get("device")))):
                 self._missing_values.copied_to_host(_name_of(func))
-            args = (args[0], *(_without_device(value) for value in args[1:]))
-            named = {
-                key: _without_device(value) if key in ("device", "other") else value
-                for key, value in named.items()
-            }
-            if "other" in named:
-                named["dtype"] = named.pop("other")
+            args = (args[0], *map(_without_device, args[1:]))
+            named.pop("device", None)
         if "device" in named and (
             not is_meta(named["device"]) or _has_known_values(func, args, named)
         ):
@@ -576,7 +571,7 @@ def _is_host(value: object) -> bool:
 
 def _device_in(args: Arguments, named: Mapping[str, Any]) -> Any:
     """The device that a call of ``Tensor.to`` names: itself, or another tensor's."""
-    for value in (*args[:1], *(named.get(key) for key in ("device", "other"))):
+    for value in (*args[:1], named.get("device")):
         if isinstance(value, torch.Tensor):
             return value.device
         if _is_device(value):

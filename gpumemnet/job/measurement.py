@@ -41,8 +41,6 @@ SITE_DEVICE_SOURCES: Final = ("dcgm", "prometheus")
 LABEL_SOURCES: Final = PROCESS_SOURCES + DEVICE_SOURCES + SITE_PROCESS_SOURCES + SITE_DEVICE_SOURCES
 OBSERVED: Final = "observed"
 """Provenance of rows from a site: the memory of a finished job, as its scheduler reported it."""
-PUBLISHED_GPU: Final = "NVIDIA A100-SXM4-40GB"
-"""The GPU of GPUMemNet's published measurements."""
 PROVENANCES: Final = ("measured", PUBLISHED, TRACED, OBSERVED, "stand_in")
 """``stand_in`` marks rows of a rehearsal without a GPU; no dataset accepts them."""
 

@@ -23,7 +23,6 @@ from gpumemnet.torch_private.names import (
     Keywords,
     next_node_number,
     operator_name,
-    operator_packet,
     running_node_number,
     schema,
     storage_id,
@@ -245,7 +244,7 @@ class StepRecorder(Recorder):
             next((t.dtype for t in (*inputs, *outputs) if t.is_floating_point()), torch.float32),
         )
         element_type = _TYPES.get(dtype, "fp32")
-        count = flop_registry.get(operator_packet(func))
+        count = flop_registry.get(func.overloadpacket)
         if count is not None:
             flops = int(count(*args, **kwargs, out_val=result))
             if element_type == "fp32" and "convolution" in operator_name(func):

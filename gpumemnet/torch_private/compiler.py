@@ -23,7 +23,6 @@ from gpumemnet.torch_private.names import (
     value_of,
 )
 
-COMPILE: Final = "torch:compile"
 DESCRIBE_TENSOR: Final = "torch._subclasses.meta_utils:MetaTensorDescriber.describe_tensor"
 FAKE_DISPATCH: Final = "torch._subclasses.fake_tensor:FakeTensorMode.dispatch"
 FAKE_VALUE: Final = "torch._dynamo.variables.builder:get_fake_value"

@@ -108,12 +108,6 @@ def replaced(replacements: Iterable[tuple[str, object]]) -> Iterator[None]:
         yield
 
 
-def replace_for_good(name: str, replacement: object) -> None:
-    """Let ``name`` stand for something else until the process ends; for child processes."""
-    owner, last = owner_of(name)
-    setattr(owner, last, replacement)
-
-
 _DIRECTLY_USED: Final = (
     *("torch:UntypedStorage._cdata", "torch:Tensor._use_count", "torch._C:_storage_Use_Count"),
     *("torch:Tensor._version", "torch:Tensor._is_view", "torch._ops:OpOverload.redispatch"),
@@ -248,9 +242,6 @@ OWN_DICTS: Final = frozenset(
 )
 """Attributes of every module that are dicts: its parameters, its children, its hooks."""
 
-SET_CUDA_DEVICE: Final = "torch.cuda:set_device"
-"""To let code choose a GPU where there is none."""
-
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
     """The parameters of ``module`` itself, without its children's; changing the dict changes the
@@ -334,12 +325,6 @@ def schema(operator: Any) -> Any:
 def operator_name(operator: Any) -> str:
     """The name of an ``OpOverload`` without namespace and overload, such as ``add_``."""
     return str(operator._opname)
-
-
-def operator_packet(operator: Any) -> Any:
-    """The ``OpOverloadPacket`` that has an ``OpOverload``, such as ``aten.add`` for
-    ``aten.add.Tensor``."""
-    return operator._overloadpacket
 
 
 def python_function(operator: Any) -> Function | None:

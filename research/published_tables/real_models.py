@@ -28,14 +28,14 @@ from gpumemnet.extract import ExtractOptions, extract_job
 from gpumemnet.extract.module_calls import inputs_from_example
 from gpumemnet.gpu import device_profile
 from gpumemnet.job.dataset import write_dataset
-from gpumemnet.job.measurement import PUBLISHED_GPU, Measurement
+from gpumemnet.job.measurement import Measurement
 from gpumemnet.tracing.api import TraceOptions
 from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.timeline import Memory, steady_memory
 from gpumemnet.tracing.training_loop import record
 from gpumemnet.units import MIB
 
-from .rows import PUBLISHED_CAPACITY_BYTES
+from .rows import PUBLISHED_CAPACITY_BYTES, PUBLISHED_GPU
 from .timm_models import declare_detection
 
 RECIPE: Final = "zoo"

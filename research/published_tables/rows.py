@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import describe
-from gpumemnet.job.measurement import PUBLISHED_GPU, Measurement
+from gpumemnet.job.measurement import Measurement
 from gpumemnet.job.training_job import TrainingJob, TrainingOptions
 from gpumemnet.units import MIB
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 Row = Mapping[str, str | None]
 """Column → text."""
 
+PUBLISHED_GPU: Final = "NVIDIA A100-SXM4-40GB"
+"""The GPU of GPUMemNet's published measurements."""
 PUBLISHED_CAPACITY_BYTES: Final = 40_960 * MIB
 """The card's nominal memory; what its driver offered is not published."""
 PUBLISHED_SECONDS: Final = 60.0

@@ -18,13 +18,12 @@ from torch import nn
 
 from gpumemnet.errors import DatasetError
 from gpumemnet.extract.placement import placement
-from gpumemnet.job.measurement import PUBLISHED_GPU
 from gpumemnet.tracing.api import TraceOptions
 from gpumemnet.units import MIB
 
 from .architecture_families import architecture_family
 from .real_runs import Reading, RealModel, RealRuns, Row, family_by_family
-from .rows import PUBLISHED_CAPACITY_BYTES, count_in
+from .rows import PUBLISHED_CAPACITY_BYTES, PUBLISHED_GPU, count_in
 
 COLUMNS: Final = (
     "model",

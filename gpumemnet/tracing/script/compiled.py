@@ -78,7 +78,7 @@ class Compiler:
         self._recorder = recorder
         self._on_gpu = on_gpu
         self._note = note
-        self._compile: Function = value_of(names.COMPILE)
+        self._compile: Function = torch.compile
         self._call: Function = value_of(MODULE_CALL)
         self._modes: Any = ()
         self._dispatch: Any = None

@@ -629,7 +629,7 @@ def parse_target(
     """Return device, type and copy of a call of ``to``."""
     device: Any = named.get("device")
     dtype: torch.dtype | None = named.get("dtype")
-    for value in (*args, named.get("other")):
+    for value in args:
         if isinstance(value, Tensor):
             device, dtype = observer.device_of(value), value.dtype
         elif isinstance(value, torch.dtype):

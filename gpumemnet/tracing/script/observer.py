@@ -40,7 +40,7 @@ from gpumemnet.torch_private.names import (
     value_of,
     without_function_modes,
 )
-from gpumemnet.torch_private.script import BACKWARD, DECORATE, GRADIENTS, MODULE_CALL, OPTIMIZER
+from gpumemnet.torch_private.script import DECORATE, MODULE_CALL
 from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.script.counters import Counters, Progress
@@ -331,9 +331,9 @@ class ScriptObserver:
     @contextmanager
     def observing(self) -> Iterator[None]:
         """Context in which backward passes and optimizer steps are noticed."""
-        backward: Callable[..., None] = value_of(BACKWARD)
-        gradients: Callable[..., tuple[Tensor | None, ...]] = value_of(GRADIENTS)
-        make_optimizer: Callable[..., None] = value_of(OPTIMIZER)
+        backward: Callable[..., None] = torch.autograd.backward
+        gradients: Callable[..., tuple[Tensor | None, ...]] = torch.autograd.grad
+        make_optimizer: Callable[..., None] = Optimizer.__init__
 
         def observed_backward(*args: Any, **kwargs: Any) -> None:
             is_inner = self._passing  # of a checkpointed part, say
@@ -374,9 +374,9 @@ class ScriptObserver:
             with (
                 replaced(
                     [
-                        (BACKWARD, observed_backward),
-                        (GRADIENTS, observed_gradients),
-                        (OPTIMIZER, made),
+                        ("torch.autograd:backward", observed_backward),
+                        ("torch.autograd:grad", observed_gradients),
+                        ("torch.optim:Optimizer.__init__", made),
                         (MODULE_CALL, self._repeated.around(value_of(MODULE_CALL))),
                         (DECORATE, self._repeated.around_decorator(value_of(DECORATE))),
                         *replaced_draws(self.drawn_by),

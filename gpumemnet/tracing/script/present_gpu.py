@@ -28,7 +28,6 @@ from gpumemnet.launchers import deepspeed_engine, host_memory, libraries
 from gpumemnet.launchers.parallel import resizing
 from gpumemnet.physics.element_types import IMAGE_DIMENSIONS
 from gpumemnet.torch_private import script as names
-from gpumemnet.torch_private.compiler import COMPILE
 from gpumemnet.torch_private.names import (
     id_of_storage,
     is_sparse,
@@ -192,7 +191,7 @@ def present_gpu(
             jit_files[str(f)] = func
 
     def jit_load(f: Any, *args: Any, **kwargs: Any) -> Any:
-        return jit_files[str(f)] if str(f) in jit_files else original_jit_load(f, *args, **kwargs)
+        return jit_files[str(f)] if str(f) in jit_files else original_jit_load(f, *args, **kwargs)  # type: ignore[no-untyped-call]
 
     def without_graph(module: Any, args: Any = (), *options: object, **named: object) -> Any:
         values.note("torch.jit traced no operators: a count of them is 0")
@@ -225,7 +224,7 @@ def present_gpu(
         def is_on_gpu(tensor: Tensor) -> bool:
             return id_of_storage(tensor.untyped_storage()) in on_gpu
 
-        loaded = original_load(f, placed, *args, **kwargs)
+        loaded = original_load(f, placed, *args, **kwargs)  # type: ignore[arg-type]
         return map_tensors(loaded, arrived, nn.Module) if on_gpu else loaded
 
     def to(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
@@ -290,14 +289,10 @@ def present_gpu(
 
     recorder = observer.recorder
     jit_files: dict[str, Any] = {}
-    original_jit_save, original_jit_load = value_of(names.JIT_SAVE), value_of(names.JIT_LOAD)
-    original_to, original_to_empty, original_load, original_data_ptr, parse_to, set_threads = (
-        value_of(name)
-        for name in (
-            *(names.MODULE_TO, names.MODULE_TO_EMPTY, names.LOAD, names.DATA_PTR),
-            *(names.PARSE_TO, names.SET_THREADS),
-        )
-    )
+    original_jit_save, original_jit_load = torch.jit.save, torch.jit.load
+    original_to, original_to_empty = nn.Module.to, nn.Module.to_empty
+    original_load, set_threads = torch.load, torch.set_num_threads
+    original_data_ptr, parse_to = torch.UntypedStorage.data_ptr, value_of(names.PARSE_TO)
 
     saved = SavedFiles(
         observer.device_of,
@@ -316,9 +311,9 @@ def present_gpu(
         *cuda_tensor_types(),
         *libraries.replacements(values.note_once),
         ("torch:Generator", names.cpu_generator(GPU)),
-        (names.LOAD, load),
+        ("torch:load", load),
         (
-            names.DATA_PTR,
+            "torch:UntypedStorage.data_ptr",
             lambda storage: (
                 id_of_storage(storage) if storage.device == _META else original_data_ptr(storage)
             ),
@@ -326,14 +321,14 @@ def present_gpu(
         ("torch:Tensor.pin_memory", pinned),
         resizing(recorder),
         ("torch:Tensor.record_stream", lambda tensor, stream: None),
-        (names.TENSOR_NEW, tensor_new(value_of(names.TENSOR_NEW), requests.of_default_type)),
-        (names.MODULE_TO, to),
-        (names.MODULE_TO_EMPTY, to_empty),
+        ("torch:Tensor.__new__", tensor_new(Tensor.__new__, requests.of_default_type)),
+        ("torch.nn:Module.to", to),
+        ("torch.nn:Module.to_empty", to_empty),
         (names.PARSE_TO, named_by_number),
-        (names.SET_THREADS, lambda count: set_threads(max(count, 1))),
+        ("torch:set_num_threads", lambda count: set_threads(max(count, 1))),
         ("torch.nn:Module.cuda", lambda module, device=None: to(module, GPU)),
         ("torch.nn:Module.cpu", lambda module: to(module, "cpu")),
-        (COMPILE, compiler.compile),
+        ("torch:compile", compiler.compile),
         (
             "torch.nn:Module.compile",
             lambda module, **options: module.__dict__.update(
@@ -342,11 +337,11 @@ def present_gpu(
         ),
         ("torch.jit:trace", jit_traced),
         (names.JIT_EXECUTOR, lambda is_on: True),
-        (names.JIT_SAVE, jit_save),
-        (names.JIT_LOAD, jit_load),
+        ("torch.jit:save", jit_save),
+        ("torch.jit:load", jit_load),
         (names.JIT_GRAPH, without_graph),
-        (names.SAVE, save),
-        (names.SET_DEFAULT_DEVICE, requests.set_default_device),
+        ("torch:save", save),
+        ("torch:set_default_device", requests.set_default_device),
         ("torch:set_default_tensor_type", requests.set_default_tensor_type),
         ("torch:get_default_device", lambda: requests.default_device),
         (names.LAZY_METHODS, [*value_of(names.LAZY_METHODS), Tensor.untyped_storage]),

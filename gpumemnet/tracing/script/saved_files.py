@@ -48,7 +48,6 @@ from gpumemnet.torch_private.script import (
     FAKE_TENSORS,
     SAFETENSORS_SAVE,
     SAFETENSORS_TYPES,
-    SAVE,
     unseen,
 )
 from gpumemnet.tracing.script.simulated_cuda import GPU
@@ -103,7 +102,7 @@ class SavedFiles:
         self._overwritten: set[Path] = set()
         self._folders: list[Path] = []
         self._links: list[Path] = []
-        self._open, self._rename, self._write = builtins.open, os.rename, value_of(SAVE)
+        self._open, self._rename, self._write = builtins.open, os.rename, torch.save
 
     @contextmanager
     def watching(self) -> Iterator[None]:

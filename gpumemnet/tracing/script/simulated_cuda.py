@@ -31,16 +31,8 @@ from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.units import MIB
 
 
-class Event:
-    """An event that has happened."""
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        pass
-
-    def record(self, stream: object = None) -> None:
-        """Happen at once."""
-
-    wait = synchronize = record
+class Event(names.Anything):
+    """An event that has happened; to record it, and to wait for it, does nothing."""
 
     def query(self) -> bool:
         """Whether the event has happened: always."""
@@ -51,8 +43,8 @@ class Event:
         return 1.0
 
 
-class NumberedStream:
-    """A stream; 0 is the default one.
+class NumberedStream(names.Anything):
+    """A stream; 0 is the default one.  To wait for it does nothing.
 
     Args:
         number: of the stream.
@@ -91,11 +83,6 @@ class NumberedStream:
         trace: TracebackType | None,
     ) -> None:
         self._streams.set_stream(self._before.pop())
-
-    def synchronize(self, *others: object, **named: object) -> None:
-        """Return at once."""
-
-    wait_stream = wait_event = synchronize
 
     def record_event(self, event: Event | None = None) -> Event:
         """An event that has happened."""
