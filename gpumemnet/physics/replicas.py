@@ -10,12 +10,11 @@ would save the second copy; it is not PyTorch's default, and a job does not stat
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
-from gpumemnet.job.job_table import Array, Flags, JobTable
-from gpumemnet.physics.element_types import ELEMENT_BYTES
+from gpumemnet.job.job_table import Array
 from gpumemnet.units import MIB
 
 PAIR_BYTES: Final = 544 * MIB
@@ -46,37 +45,18 @@ WITH_OTHERS: Final = (
 measured separately."""
 
 
-class Added(NamedTuple):
-    """Memory that replicas add to ``B`` jobs, shape ``[B]`` each; 0 for jobs with one rank."""
-
-    expected_bytes: Array
-    bound_bytes: Array
-
-
-def added_by_replicas(table: JobTable, has_buckets: Flags | None = None) -> Added:
-    """Memory that replicas add to the jobs.
+def added_by_replicas(ranks: Array, bucket_bytes: Array) -> tuple[Array, Array]:
+    """Memory that replicas add to ``B`` jobs, expected and at most, shape ``[B]`` each; 0 for jobs with
+    one rank.
 
     Args:
-        table: the jobs.
-        has_buckets: where the buckets are counted already, because a trace has seen them, shape
-            ``[B]``.
+        ranks: of the jobs, shape ``[B]``.
+        bucket_bytes: their gradients; 0 where a trace has counted the buckets, shape ``[B]``.
     """
-    ranks = table.column("ranks")
-    buckets = np.where(ranks > 1, _gradient_bytes(table), 0.0)
-    if has_buckets is not None:
-        buckets = np.where(has_buckets, 0.0, buckets)
+    buckets = np.where(ranks > 1, bucket_bytes, 0.0)
     counts, which = np.unique(ranks.astype(np.int64), return_inverse=True)
     expected, bound = (
         np.array([share((count,)) for count in counts.tolist()], dtype=np.float64)[which]
         for share in (communicator_bytes, communicator_bound_bytes)
     )
-    return Added(buckets + expected, buckets + bound)
-
-
-def _gradient_bytes(table: JobTable) -> Array:
-    """Gradients of each job, all of them together, shape ``[B]``."""
-    of_options = np.array(
-        [ELEMENT_BYTES[precision].weight for precision in table.options("precision")],
-        dtype=np.float64,
-    )
-    return table.column("trainable_parameters") * of_options[table.option_codes]
+    return buckets + expected, buckets + bound

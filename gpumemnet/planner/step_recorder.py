@@ -38,7 +38,6 @@ _TYPES: Final = {
     torch.float16: "fp16",
     torch.bfloat16: "bf16",
 }
-_WEIGHT_CASTS: Final = frozenset({"_to_copy"})
 _ALLOCATES_ONLY: Final = frozenset(
     {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 )
@@ -252,7 +251,7 @@ class StepRecorder(Recorder):
         moved_bytes = sum(_bytes(tensor) for tensor in (*inputs, *outputs))
         if operator_name(func) in _ALLOCATES_ONLY:
             moved_bytes = 0
-        if operator_name(func) in _WEIGHT_CASTS and inputs and outputs:
+        if operator_name(func) == "_to_copy" and inputs and outputs:
             source, target = self._index(inputs[0]), self._index(outputs[0])
             if source is not None and target is not None:
                 self.casts.append((source, target))

@@ -76,8 +76,8 @@ SLACK_BYTES: Final = 256 * MIB
 whatever their size."""
 NO_NUMBER: Final = "the model gives no number for it"
 """Reason given for a job when the graph outputs infinity or NaN."""
-_BENCHMARK, _HAS_LAYERS, _CONVOLUTIONS = (
-    FEATURE_NAMES.index(name) for name in ("is_cudnn_benchmark", "has_layers", "conv_count")
+_BENCHMARK, _HAS_LAYERS, _CONVOLUTIONS, _GRADIENTS = map(
+    FEATURE_NAMES.index, ("is_cudnn_benchmark", "has_layers", "conv_count", "gradient_bytes")
 )
 _MOST_BYTES: Final = 2.0**62
 """Upper limit of an amount, so that it fits a 64-bit integer."""
@@ -236,9 +236,11 @@ class BundleModel:
         expected = expected + missing + shift
         safe = np.maximum(safe, expected)
         if (table.column("ranks") > 1).any():
-            added = added_by_replicas(table, None if traced is None else traced > 0)
-            distribution = distribution.moved(added.expected_bytes)
-            expected, safe = expected + added.expected_bytes, safe + added.bound_bytes
+            gradients = features[:, _GRADIENTS]
+            buckets = gradients if traced is None else gradients * (traced == 0)
+            added, most = added_by_replicas(table.column("ranks"), buckets)
+            distribution = distribution.moved(added)
+            expected, safe = expected + added, safe + most
         gpu = model_gpu.prediction_gpu
         bins = bins or _gib_bins(gpu.capacity_bytes)
         model = PredictingModel(
