@@ -150,7 +150,9 @@ class _Changing(ast.NodeTransformer):
         node.iter = ast.copy_location(self._rounds(node, node.iter), node.iter)
         with patch.object(self, "_scope", self._place(node)):
             self.generic_visit(node)
-        looked = ast.ExceptHandler(ast.Name(LOOKED, ast.Load()), None, [ast.Pass()])
+        looked = ast.ExceptHandler(
+            _call(LOOKED, ast.Constant(self._place(node))), None, [ast.Pass()]
+        )
         node.body = [ast.copy_location(ast.Try(node.body, [looked], [], []), node.body[0])]
         return node
 

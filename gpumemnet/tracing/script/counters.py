@@ -65,7 +65,7 @@ class Progress:
         has_stepped, has_trained: whether it has trained for its first steps, and for as long as is
             wanted.
         is_last: whether a loop that trained was left, for its last rounds.
-        looks: whether rounds only make their batches, to find the largest.
+        looks: place of a loop whose rounds only make their batches, to find the largest.
     """
 
     is_inside: Callable[[], bool]
@@ -75,7 +75,7 @@ class Progress:
     has_stepped: bool = False
     has_trained: bool = False
     is_last: bool = False
-    looks: bool = False
+    looks: str = ""
 
 
 @dataclass(slots=True)

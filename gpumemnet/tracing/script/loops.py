@@ -358,7 +358,7 @@ class Loops:
                             loop.grown[-3:-1], (len(leaving) - run) * grown, before[3]
                         )
                     if progress.batches() == loaded and not loop.is_outer:
-                        yield from self._look_ahead(loop)
+                        yield from self._look_ahead(loop, place)
                     last = loop.given
                     for round_number in loop.rest(second - before[0], self._recorder.live_bytes):
                         gap = loop.given - 1 - last
@@ -485,13 +485,13 @@ class Loops:
         if self._batch_size(largest) > loop.most:
             yield largest
 
-    def _look_ahead(self, loop: Running) -> Iterator[int]:
+    def _look_ahead(self, loop: Running, place: str) -> Iterator[int]:
         """Yield the numbers that are left of a loop over a range whose batches differ in size: their
         rounds end as a model begins. The one with the largest comes again, and runs whole."""
         has_time, given = time_to_read(_READ_SECONDS), loop.given
         found: tuple[int, ...] = (max(loop.moved, default=0),)
         states: tuple[Any, ...] = ()
-        self._progress.looks = True
+        self._progress.looks = place
         try:
             for index in range(given, len(loop.numbers)) if len(loop.moved) > 1 else ():
                 if not has_time():
@@ -502,10 +502,14 @@ class Loops:
                 if self._moved > found[0]:
                     found, states = (self._moved, index), before
         finally:
-            self._progress.looks, loop.given = False, given
+            self._progress.looks, loop.given = "", given
         for index in found[1:]:
             set_random_states(states)
             yield loop.numbers[index]
+
+    def looked(self, place: str) -> type[Looked] | tuple[()]:
+        """Return what ends a round of a loop that only makes its batches; of one within it, it does not."""
+        return Looked if place == self._progress.looks else ()
 
     def moves(self, shapes: list[torch.Size]) -> None:
         """Learn from the shapes of what was moved to the GPU since the last step, as a model begins.
@@ -709,7 +713,7 @@ class Loops:
             code.CUT: self.was_cut,
             code.ENDS: self._ends,
             code.NEAR_END: self.near_end,
-            code.LOOKED: Looked,
+            code.LOOKED: self.looked,
         }
         # Such modules may run again: a plan traces the script's model anew.
         later: dict[str, Any] = {
@@ -722,7 +726,7 @@ class Loops:
             code.CUT: lambda: False,
             code.ENDS: (),
             code.NEAR_END: lambda counter, *limit: counter,
-            code.LOOKED: Looked,
+            code.LOOKED: lambda place: (),
         }
         vars(builtins).update(called)
         try:
