@@ -531,8 +531,9 @@ class Recorder(DispatchMode):
             held,
         )
         workspace = blas_workspace(func, self._platform)
-        if workspace is not None and self._backward not in self._cublas_handles:
-            self._cublas_handles.add(self._backward)
+        thread = backward_runs()  # which is the engine's own, also for torch.autograd.grad
+        if workspace is not None and thread not in self._cublas_handles:
+            self._cublas_handles.add(thread)
             self._record_library_memory(workspace, workspace, func)
         self._events += [~index for index in reversed(held)]
 
@@ -583,9 +584,10 @@ class Recorder(DispatchMode):
         """
         for piece in pieces:
             if piece.once is not None:
-                if (self._backward, piece.once) in self._done_once:
+                once = backward_runs(), piece.once
+                if once in self._done_once:
                     continue
-                self._done_once.add((self._backward, piece.once))
+                self._done_once.add(once)
             index = self._record_library_memory(
                 piece.expected_bytes, piece.bound_bytes, operator, piece.kind
             )

@@ -1124,6 +1124,19 @@ for epoch in range(90):
         2 * 64 + 4 * 32 + 96,
         2 * 64 + 4 * 32 + 128,  # and what sums the bias' gradient
     ),
+    "gradients alone": Case(  # the engine's thread has a workspace of its own
+        """
+model = wide(1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(9):
+    loss = model(torch.ones(8, 4096).cuda()).mean()
+    for x, gradient in zip([*model.parameters()], torch.autograd.grad(loss, [*model.parameters()])):
+        x.grad = gradient
+    optimizer.step()
+""",
+        3 * 64 + 16,
+        3 * 64 + WORKSPACE,
+    ),
     "looked ahead": Case(  # the long sample of those that the script joins is in the 226th batch
         """
 rows = [4 + i % 3 for i in range(1600)]
