@@ -169,13 +169,14 @@ class _Changing(ast.NodeTransformer):
             for each in (node.body, node.orelse):
                 each[:] = map(self.visit, each)
         names, counted = {getattr(each, "id", "") for each in ast.walk(node.test)}, _counted(node)
-        if self._is_generator or node.orelse or ("len" in names and not counted):  # it waits for it
+        has_length = "len" in names
+        if self._is_generator or node.orelse or (has_length and not counted):  # which it waits for
             return node
         test = ast.If(ast.UnaryOp(ast.Not(), node.test), [ast.Break()], [])
         body = [ast.copy_location(test, node.test), *counted, *node.body]
         items = (
             (ast.parse("iter(int, 1)", mode="eval").body, ast.Constant(is_ended))
-            if is_ended or only_returns or counted
+            if is_ended or only_returns or has_length
             else ()
         )
         loop = ast.For(ast.Name("_round", ast.Store()), self._rounds(node, *items), body, [])
@@ -324,22 +325,20 @@ def _counted(loop: ast.While) -> list[ast.stmt]:
             )
             assigned = {ast.unparse(each) for each in targets if each}
             calls = {_called_name(each) for each in ast.walk(limit) if isinstance(each, ast.Call)}
-            # A list that grows, or of which each round takes one, may have anything further on.
             used = {
                 ast.unparse(each)
                 for each in ast.walk(loop)
                 if isinstance(each, ast.Subscript | ast.Attribute)
             }
-            walked = {
-                f"{name}{use}"
-                for name in _LISTS.findall(end)
-                for use in (f"[{counted}]", ".append")
-            }
-            if calls <= _LENGTHS and used.isdisjoint(walked) and counted in assigned:
-                more = int(isinstance(order, ast.LtE))
+            lists = _LISTS.findall(end)
+            grows = any(f"{name}.append" in used for name in lists)
+            if calls <= _LENGTHS and not grows and counted in assigned:
+                more = str(int(isinstance(order, ast.LtE)))
                 if is_sum:
                     end += f" - ({ast.unparse(first)}) + {counted}"
-                code = ast.parse(f"{counted} = {NEAR_END}({counted}, {end}, {more})")
+                walked = (name for name in lists if f"{name}[{counted}]" in used)
+                given = ", ".join([counted, end, more, *walked])
+                code = ast.parse(f"{counted} = {NEAR_END}({given})")
                 return ast.increment_lineno(code, loop.lineno - 1).body
     return []
 

@@ -287,16 +287,17 @@ class Loops:
                         each.is_outer = True
                 if made > before[2]:
                     self.making[place] = max(0, rise) * progress.has_stepped
+                is_early = not progress.has_stepped and self._generates()
+                is_slow = second - before[0] > _SLOW_SECONDS and not loop.is_outer
                 if place in self.training:
                     # Conditions on another counter than a loop's own number wait for its next rise.
                     of_epochs = 1 if loop.numbers else RISES
-                    is_slow = second - before[0] > _LESS_SECONDS
-                    are_enough = (loop.is_outer or is_slow) and place not in self.making
+                    are_slow = second - before[0] > _LESS_SECONDS
+                    are_enough = (loop.is_outer or are_slow) and place not in self.making
                     enough = of_epochs if are_enough else _CALM_ROUNDS_OF_TRAINING
                     is_done = has_trained and calm >= enough
                     # Other numbers bring something else, and epochs were cut for them. Slow rounds
                     # that bring something take the time for it.
-                    is_slow = second - before[0] > _SLOW_SECONDS and not loop.is_outer
                     is_over = is_done or bool(
                         loop.wanted and (calm or is_slow) and (has_trained or progress.is_cut())
                     )
@@ -309,7 +310,6 @@ class Loops:
                         is_inner = loop is not self._running[0]
                         seconds = _MORE_SECONDS if is_inner else _MOST_SECONDS
                     # A generation grows with each round; it comes again after the first steps.
-                    is_early = not progress.has_stepped and self._generates()
                     seconds = max(seconds, _MORE_SECONDS if keeps else 0)
                     is_calm = calm >= _CALM_ROUNDS and not (
                         progress.has_stepped and loop.ends_itself
@@ -321,18 +321,17 @@ class Loops:
                     if is_over and (loop.left or isinstance(numbers, range | list | tuple)):
                         left = loop.left or len(numbers) - loop.given
                         is_over = is_early or left * (second - before[0]) > _REST_SECONDS
-                        if is_over and not is_early:
+                        if is_over and not (is_early or loop.left):
                             frame, first = sys._getframe(1), loop.given
-                            chosen = [first + left - 1]  # which may be smaller
+                            chosen = [len(numbers) - 1]  # which may be smaller
                             with suppress(Exception):  # of objects that answer with an error
                                 names = numbers[first:-1]
                                 chosen.insert(0, first + largest_file(names, frame, _READ_SECONDS))
                             with suppress(Exception):  # of classes of tensors that cannot be copied
                                 gathered.go_on(frame, first, left - len(chosen))
-                            loop.skipped = left - 1
                             for index in chosen:
                                 loop.given = index + 1
-                                item = 0 if loop.left else numbers[index]
+                                item = numbers[index]
                                 yield (_first(items) + index, item) if is_numbered else item
                 if not is_over:
                     gathered.learn(sys._getframe(1), loop.given)
@@ -341,6 +340,13 @@ class Loops:
                 progress.is_last |= place in self.training
                 self.left.update({} if progress.has_stepped else {place: None})
                 self.sampled.update({place}.intersection(self.making))
+                if loop.left and not is_early:
+                    few, trains = min(2 - is_slow, loop.left), place in self.training
+                    skipped = loop.left - few
+                    gathered.go_on(sys._getframe(1), loop.given, skipped, trains=trains)
+                    for more in range(few)[::-1]:
+                        loop.skipped = max(0, loop.left - 1 - more)
+                        yield 0
                 if place in self.training:
                     # Of a loop whose rounds all keep as much, the first ones are known as well.
                     grown, number, apart = (rise, loop.given, 1) if keeps else loop.cycle
@@ -368,10 +374,6 @@ class Loops:
                     yield from self._longest(
                         loop, iterator, enumerate if is_numbered else iter, numbers
                     )
-                    few = min(2 - is_slow, loop.left or 0)
-                    loop.skipped = (loop.left or 0) - few
-                    gathered.go_on(sys._getframe(1), last, loop.skipped, trains=True)
-                    yield from [0] * few
                     if (short := all_bytes - self._recorder.live_bytes()) > 0:
                         self._recorder.keep(loop.grown[-3:-1], short)
                     self.learn_queues()
@@ -598,12 +600,18 @@ class Loops:
             self.hurried[place] = None
         return is_due
 
-    def near_end(self, counter: Any, limit: Any, more: int) -> Any:
-        """Return what a ``while`` loop counts, which is near its end in the last rounds."""
+    def near_end(self, counter: Any, limit: Any, more: int, walked: Any = ()) -> Any:
+        """Return what a ``while`` loop counts, which is near its end in the last rounds, or at the
+        largest of a list that is ``walked``, if it has met none as large."""
         if {type(counter), type(limit)} != {int} or _is_aside() or not self._running:
             return counter
         loop = self._running[-1]
         rise = max(1, counter - loop.counter)
+        if isinstance(walked, list | tuple):
+            left = walked[counter : counter + loop.skipped * rise + 1 : rise]
+            sizes = [*map(self._batch_size, left), 0]
+            if (largest := max(sizes)) > loop.most:
+                loop.skipped, loop.most = sizes.index(largest), largest
         loop.counter = counter + loop.skipped * rise
         loop.left, loop.skipped = (limit + more - loop.counter - 1) // rise, 0
         return loop.counter

@@ -26,7 +26,7 @@ rounds, kept = 0, []
     ("loop", "rounds"),
     [
         ("for i in range(100): run(); rounds += 1", 17),  # the last one, too
-        ("while i < 100: run(); rounds += 1; i += 1", 17),
+        ("while i < 100: run(); rounds += 1; i += 1", 18),
         # what it gathers is there, and its last round has its own number
         (
             "while i + 7 <= 700: run(); kept.append(i); i = i + 7\nrounds = len(kept) + kept[-1]",
@@ -46,6 +46,13 @@ rounds, kept = 0, []
         ("rounds = sum(1 for i in counted() if not run())", 100),
         ("for i in range(100): run(); train(); rounds += 1", 100),
         ("for i in range(100):\n    rounds += 1; run(4); train()\n    if i == 50: enough()", 54),
+        # of a list that is walked by its number, the largest and the last one
+        (
+            "data = [[0]] * 100; data[70] = [0] * 9\nwhile i < len(data):\n"
+            "    x = data[i]; run(); train(); i += 1; kept.append(i)\n    if i == 5: enough()\n"
+            "rounds = kept[-2:] == [71, 100] and len(kept)",
+            100,
+        ),
         # of epochs, one further and the last two
         (
             "for epoch in range(100):\n    rounds += 1\n    for i in range(3): run(); train()\n"
