@@ -22,6 +22,7 @@ import numpy as np
 
 from gpumemnet.errors import InvalidRequestError, did_you_mean
 from gpumemnet.job.layers import check_choice, describe
+from gpumemnet.job.table_reader import error_at
 from gpumemnet.units import GIB, MIB
 
 from .families import FAMILY_NAMES, Feature, family
@@ -137,9 +138,7 @@ def load_recipe(name_or_path: str) -> Recipe:
     try:
         return _recipe(document, path.stem, hashlib.sha256(text).hexdigest())
     except InvalidRequestError as error:
-        raise InvalidRequestError(
-            error.reason, f"{path}: {error.field}" if error.field else str(path)
-        ) from None
+        raise error_at(error, str(path), ": ") from None
 
 
 def _recipe(document: object, name: str, digest: str) -> Recipe:

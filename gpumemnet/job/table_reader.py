@@ -174,9 +174,10 @@ def read_documents(path: Path) -> Iterator[tuple[int, Any]]:
                 yield number, document
 
 
-def error_at(error: FieldError, place: str, between: str = ", ") -> InvalidJobError:
-    """The error with its place in a file before its field."""
-    return InvalidJobError(error.reason, between.join(filter(None, (place, error.field))))
+def error_at(error: FieldError, place: str, between: str = ", ") -> FieldError:
+    """The same error with a place in a file or in a document before its field: ``layers[3].kind``
+    at ``job`` is ``job.layers[3].kind`` with a dot between."""
+    return type(error)(error.reason, between.join(filter(None, (place, error.field))))
 
 
 def id_column_of(names: Sequence[str], id_column: str | None, location: str) -> str | None:

@@ -87,13 +87,13 @@ class Support:
             ):
                 found.setdefault(row, set()).add(table.kind_names[kind])
             kinds = {row: frozenset(theirs) for row, theirs in found.items()}
-        other_shares = _other_shares(table)
-        is_other = other_shares > self.card.other_share
+        shares = other_shares(table)
+        is_other = shares > self.card.other_share
         counts = options + beyond.sum(axis=1) + is_other
         if kinds:
             counts[list(kinds)] += list(map(len, kinds.values()))
         return Unseen(
-            *(self, table, options, kinds, values, beyond, other_shares, counts),
+            *(self, table, options, kinds, values, beyond, shares, counts),
             is_unknown | is_other,
         )
 
@@ -161,7 +161,7 @@ class Unseen:
         return reasons
 
 
-def _other_shares(table: JobTable) -> Array:
+def other_shares(table: JobTable) -> Array:
     """The share of each job's activations that layers of a kind without a rule put out."""
     owners, amounts = table.layer_owners, table.layer_activations
     is_other = (table.layer_kinds >= len(KINDS)) | (table.layer_kinds == OTHER_CODE)

@@ -226,9 +226,7 @@ def _job(value: object) -> TrainingJob:
     try:
         return job_from_dict(value)
     except InvalidJobError as error:
-        raise InvalidJobError(
-            error.reason, f"job.{error.field}" if error.field else "job"
-        ) from None
+        raise error_at(error, "job", ".") from None
 
 
 def _gpu(name: str) -> str:
@@ -341,8 +339,9 @@ def read_site_rows(paths: Sequence[Path]) -> SiteRows:
     """The rows of all ``paths``: datasets or jobs in Parquet, observations or jobs in JSON Lines.
 
     Raises:
-        InvalidRequestError: when a file does not exist or has another ending.
-        InvalidJobError: names the line of a bad observation or job.
+        InvalidRequestError: when a file does not exist or has another ending; names the line of a
+            bad observation.
+        InvalidJobError: names the line of a bad job.
         DatasetError: when a Parquet file is damaged, foreign or of another version.
         MissingExtraError: when Parquet is asked for and pyarrow is not installed.
     """

@@ -26,7 +26,6 @@ import torch
 from torch import Tensor
 
 from gpumemnet.atomic_files import Document
-from gpumemnet.job.layers import GROUP_OF_KIND
 from gpumemnet.job.measurement import TRACED
 from gpumemnet.job.training_job import OPTION_FIELDS, UNSTATED_AS_ZERO
 from gpumemnet.predict.bundle import GRAPH_OUTPUTS, Bundle, save_bundle
@@ -35,6 +34,7 @@ from gpumemnet.predict.conformal import COVERAGES, FEWEST_SCORES, conformal_boun
 from gpumemnet.predict.features import FEATURE_NAMES, FEATURE_SCHEMA, SEQUENCE_COLUMNS
 from gpumemnet.predict.prediction import OF_THE_SITE
 from gpumemnet.predict.predictor import SLACK_BYTES
+from gpumemnet.predict.support import other_shares
 
 from ..networks.line import GROUP_NAMES
 from .classifier import TrainedClassifier, batch_of, fitted_inputs, float_tensor
@@ -174,10 +174,6 @@ def _support(data: LabelledJobs) -> Document:
         name: values[values > 0] if name in ("sequence_length", "layer_count") else values
         for name, values in columns.items()
     }
-    is_other = np.array([GROUP_OF_KIND.get(kind, "other") == "other" for kind in jobs.kind_names])
-    other = np.bincount(
-        jobs.layer_owners, jobs.layer_activations * is_other[jobs.layer_kinds], minlength=len(jobs)
-    )
     return {
         "options": {field: _seen(data, field) for field in SUPPORT_OPTION_FIELDS},
         "kinds": sorted({jobs.kind_names[kind] for kind in np.unique(jobs.layer_kinds)}),
@@ -186,7 +182,7 @@ def _support(data: LabelledJobs) -> Document:
             for name, values in stated.items()
             if len(values)
         },
-        "other_share": float((other / np.maximum(1.0, jobs.column("total_activations"))).max()),
+        "other_share": float(other_shares(jobs).max()),
     }
 
 

@@ -20,6 +20,7 @@ from gpumemnet.errors import FieldError, InvalidRequestError
 from gpumemnet.gpu import available_mib, device_profiles, mig_profiles, reserve
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import ReadJobs, read_jobs
+from gpumemnet.job.table_reader import error_at
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.distribution import bins_of_width
 from gpumemnet.predict.features import FEATURE_SCHEMA
@@ -35,7 +36,7 @@ from gpumemnet.units import MIB
 
 from .handlers import read_request
 from .monitoring import PREDICTIONS, labelled
-from .problems import located, problem_document
+from .problems import problem_document
 from .schemas import (
     MAX_JOBS,
     BatchRequest,
@@ -251,7 +252,7 @@ class PredictionApi:
             return read
         # `encoder` is a member of the request, not of a job: its path stays.
         located_errors = {
-            row: error if error.field == "encoder" else located(error, path(row))
+            row: error if error.field == "encoder" else error_at(error, path(row), ".")
             for row, error in read.errors.items()
         }
         return read._replace(errors=located_errors)

@@ -83,12 +83,6 @@ class Refusal(HTTPException):
         self.kind = kind
 
 
-def located(error: FieldError, path: str) -> FieldError:
-    """The same error with the field's path from the request's body: ``layers[3].kind`` at ``job``
-    is ``job.layers[3].kind``."""
-    return type(error)(error.reason, f"{path}.{error.field}" if error.field else path)
-
-
 def problem_document(
     error: FieldError | HTTPException, method: str = "", path: str = ""
 ) -> Document:

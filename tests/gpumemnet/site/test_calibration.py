@@ -347,7 +347,7 @@ def test_a_context_that_no_gpu_has_is_refused(tmp_path: Path) -> None:
 def test_a_bad_line_is_named(tmp_path: Path, line: str, words: str) -> None:
     path = tmp_path / "seen.jsonl"
     path.write_text(json.dumps(observation(small_job(), 2**31)) + "\n" + line + "\n")
-    with pytest.raises(InvalidJobError) as caught:
+    with pytest.raises((InvalidJobError, InvalidRequestError)) as caught:
         read_site_rows([path])
     assert words in str(caught.value)
 
