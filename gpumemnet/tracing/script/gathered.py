@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter, deque
+from collections.abc import Callable
 from functools import partial
 from types import FrameType
 from typing import Any, Final
@@ -91,6 +92,17 @@ class Gathered:
             before = rise if self._number == 2 else self._before.get(id(each), (0, 0))[1]
             if length == len(each) and 0 < rise <= before:
                 _add(each, before, rounds)
+
+
+def kept_lists(frame: FrameType) -> Callable[[], None]:
+    """Return what puts back the entries that lists have now, where a frame runs."""
+    known = [(each, each[:]) for each in _lists(frame) if isinstance(each, list)]
+
+    def put_back() -> None:
+        for each, entries in known:
+            each[:] = entries
+
+    return put_back
 
 
 def _add(entries: list[Any] | dict[Any, Any], rise: int, rounds: int) -> None:

@@ -30,7 +30,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from copy import copy
 from importlib.machinery import SourceFileLoader
-from itertools import chain, count, islice, pairwise, takewhile
+from itertools import chain, count, islice, pairwise, repeat, takewhile
 from pathlib import Path
 from threading import current_thread, main_thread
 from time import monotonic, process_time
@@ -62,7 +62,7 @@ from gpumemnet.tracing.script.counters import (
     Running,
     makes_sample,
 )
-from gpumemnet.tracing.script.gathered import Gathered, bytes_of_queues, fill_queues
+from gpumemnet.tracing.script.gathered import Gathered, bytes_of_queues, fill_queues, kept_lists
 from gpumemnet.tracing.script.longest_batch import (
     largest_file,
     random_states,
@@ -175,6 +175,10 @@ class Loops:
         self._has_left = self.met_longest = False
         self._moved, self._sized = 0, (0, 0)
         """Numbers that a step moved to the GPU before its first model, and that step."""
+        self._is_whole = False
+        """Whether a round that was looked at comes again."""
+        self._times: dict[str, Callable[[], bool]] = {}
+        """Place of a loop that has looked ahead → whether there is time to do so."""
         self._walked = set[str]()
         """Loops over lists at whose largest a condition has waited."""
         self.left: dict[str, None] = {}
@@ -363,14 +367,16 @@ class Loops:
                         self._recorder.keep(
                             loop.grown[-3:-1], (len(leaving) - run) * grown, before[3]
                         )
-                    if progress.batches() == loaded and not loop.is_outer:
-                        yield from self._look_ahead(loop, place)
                     last = loop.given
                     for round_number in loop.rest(second - before[0], self._recorder.live_bytes):
                         gap = loop.given - 1 - last
                         gathered.go_on(sys._getframe(1), last, gap, trains=True)
                         last = loop.given
                         yield round_number
+                    if progress.batches() == loaded and not loop.is_outer:
+                        put_back = kept_lists(sys._getframe(1))
+                        yield from self._look_ahead(loop, place)
+                        put_back()
                     yield from self._longest(
                         loop, iterator, enumerate if is_numbered else iter, numbers
                     )
@@ -488,39 +494,48 @@ class Loops:
             yield largest
 
     def _look_ahead(self, loop: Running, place: str) -> Iterator[int]:
-        """Yield the numbers that are left of a loop over a range whose batches differ in size: their
-        rounds end as a model begins. The one with the largest comes again, and runs whole."""
-        has_time, given = time_to_read(_READ_SECONDS), loop.given
+        """Yield the numbers of a loop over a range again whose batches differ in size, for as many rounds as
+        it and loops around it have: they end as a model begins. The one with the largest batch comes
+        once more, and runs whole."""
+        has_time = self._times.setdefault(place, time_to_read(_READ_SECONDS))
+        outer = self._running[: self._running.index(loop)]
+        epochs = max((len(each.numbers) - each.given for each in outer), default=0)
+        rounds = chain.from_iterable(repeat(range(1, len(loop.numbers)), 1 + epochs))
+        can_look = code.LOOKED in self._called[place]
         found: tuple[int, ...] = (max(loop.moved, default=0),)
         states: tuple[Any, ...] = ()
-        self._progress.looks = place
+        self._progress.looks, self._is_whole = place, False
         try:
-            for index in range(given, len(loop.numbers)) if len(loop.moved) > 1 else ():
+            for index in rounds if len(loop.moved) > 1 and can_look else ():
                 if not has_time():
                     break
+                if index in loop.found:  # a condition on the number may change the network
+                    continue
                 before, self._moved = random_states(), 0
-                loop.given = index + 1
                 yield loop.numbers[index]
                 if self._moved > found[0]:
                     found, states = (self._moved, index), before
+            for index in found[1:]:
+                self._is_whole = True
+                set_random_states(states)
+                yield loop.numbers[index]
         finally:
-            self._progress.looks, loop.given = "", given
-        for index in found[1:]:
-            set_random_states(states)
-            yield loop.numbers[index]
+            self._progress.looks = ""
 
-    def looked(self, place: str) -> type[Looked] | tuple[()]:
-        """Return what ends a round of a loop that only makes its batches; of one within it, it does not."""
-        return Looked if place == self._progress.looks else ()
+    def looked(self, place: str) -> tuple[type[BaseException], ...]:
+        """Return what ends a round of a loop that looks ahead, which may have no further batch; of one
+        within it, it does not."""
+        return (Looked, Exception) if place == self._progress.looks else ()
 
     def moves(self, shapes: list[torch.Size]) -> None:
-        """Learn from the shapes of what was moved to the GPU since the last step, as a model begins.
+        """Learn from the shapes of what was moved to the GPU since the last step, as a model begins, or of
+        what it moves first itself.
 
         Raises:
             Looked: it is not to run.
         """
         self._moved = sum(map(math.prod, shapes))
-        if self._progress.looks:
+        if self._progress.looks and not self._is_whole:
             shapes.clear()
             raise Looked
         if self._sized != (sized := self._progress.trained()):
@@ -636,6 +651,7 @@ class Loops:
         # A worker's errors reach the loop over its loader.
         if (
             is_own
+            or self._progress.looks
             or get_worker_info() is not None
             or self._progress.is_inside()
             or not may_be_cut

@@ -252,6 +252,15 @@ class ScriptObserver:
                 self._inputs.append(part.shape)
             else:
                 self.recorder.requested(part, operator)
+                if operator == "to" and not self._inputs:  # a model joins the samples itself
+                    self._inputs.append(part.shape)
+                    self._makes_batch()
+
+    def _makes_batch(self) -> None:
+        if torch.is_grad_enabled() and self._inputs:
+            if self.progress.looks:
+                self.modules.forget()
+            self.loops.moves(self._inputs)
 
     def module_arrived(self, module: nn.Module) -> None:
         """A model, or a part of one, is moved to the GPU."""
@@ -529,8 +538,7 @@ class ScriptObserver:
         )
 
     def _model_starts(self) -> None:
-        if torch.is_grad_enabled() and self._inputs:
-            self.loops.moves(self._inputs)
+        self._makes_batch()
         self._end_whole_run()
         self.recorder.begin_pass()
         if self.first is not None and not self._stepping:

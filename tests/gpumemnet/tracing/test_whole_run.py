@@ -1151,6 +1151,28 @@ for epoch in range(90):
         2 * 64 + 4 * 32 + 96,
         2 * 64 + 4 * 32 + 128,
     ),
+    "joined by the model": Case(  # a model joins the samples itself, and draws may meet the long one
+        """
+rows, losses = [4 + i % 3 for i in range(1600)] + [2**12], []
+class Joining(nn.Linear):
+    def forward(self, counts):
+        return super().forward(torch.cat([torch.ones(count, 4096) for count in counts]).cuda())
+model = Joining(4096, 4096).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+random.seed(0)
+for epoch in range(90):
+    for i in range(20):
+        loss = model(random.sample(rows, 4)).mean()
+        step(optimizer, loss)
+        losses.append(0)
+    torch.tensor(losses).view(20, -1)
+"""
+        + "".join(f"{' ' * depth}for _ in range(1):\n" for depth in range(10))
+        + "          pass",
+        2 * 64 + 4 * 32 + 64,
+        2 * 64 + 4 * 32 + 128,
+        "different shapes",
+    ),
     "merged": Case(  # all that rounds keep is one tensor
         """
 model, memory = wide(1), torch.empty(0, 4096).cuda()
