@@ -63,12 +63,7 @@ from gpumemnet.tracing.script.counters import (
     makes_sample,
 )
 from gpumemnet.tracing.script.gathered import Gathered, bytes_of_queues, fill_queues, kept_lists
-from gpumemnet.tracing.script.longest_batch import (
-    largest_file,
-    random_states,
-    set_random_states,
-    time_to_read,
-)
+from gpumemnet.tracing.script.longest_batch import largest_file, time_to_read
 from gpumemnet.tracing.script.read_values import type_of
 from gpumemnet.units import MIB
 
@@ -112,6 +107,8 @@ _EPOCHS: Final = 32
 """Epochs whose batches are looked at, where an object of the user's makes them anew in each."""
 _READ_SECONDS: Final = 3.0
 """CPU time to make the batches that are left of a loop, of which the largest is wanted."""
+_LARGER: Final = 1.02
+"""By how much a batch must be larger than any before, for its round to run whole."""
 _MOST_ROUNDS: Final = 100_000
 """Rounds among which the last one of an endless loop is looked for."""
 _HOST_SECONDS: Final = 0.5
@@ -173,10 +170,12 @@ class Loops:
         self.sampled: set[str] = set()
         """Loops whose rounds make optimizers, and that were left."""
         self._has_left = self.met_longest = False
-        self._moved, self._sized = 0, (0, 0)
-        """Numbers that a step moved to the GPU before its first model, and that step."""
+        self._sized = 0, 0
+        """The step whose batch was learnt from."""
+        self._looking: Running | None = None
+        """The loop that looks ahead."""
         self._is_whole = False
-        """Whether a round that was looked at comes again."""
+        """Whether a round of it goes on, as its batch is larger than any before."""
         self._times: dict[str, Callable[[], bool]] = {}
         """Place of a loop that has looked ahead → whether there is time to do so."""
         self._walked = set[str]()
@@ -367,7 +366,7 @@ class Loops:
                         self._recorder.keep(
                             loop.grown[-3:-1], (len(leaving) - run) * grown, before[3]
                         )
-                    last = loop.given
+                    last = reached = loop.given
                     for round_number in loop.rest(second - before[0], self._recorder.live_bytes):
                         gap = loop.given - 1 - last
                         gathered.go_on(sys._getframe(1), last, gap, trains=True)
@@ -375,7 +374,7 @@ class Loops:
                         yield round_number
                     if progress.batches() == loaded and not loop.is_outer:
                         put_back = kept_lists(sys._getframe(1))
-                        yield from self._look_ahead(loop, place)
+                        yield from self._look_ahead(loop, place, reached)
                         put_back()
                     yield from self._longest(
                         loop, iterator, enumerate if is_numbered else iter, numbers
@@ -493,55 +492,43 @@ class Loops:
         if self._batch_size(largest) > loop.most:
             yield largest
 
-    def _look_ahead(self, loop: Running, place: str) -> Iterator[int]:
-        """Yield the numbers of a loop over a range again whose batches differ in size, for as many rounds as
-        it and loops around it have: they end as a model begins. The one with the largest batch comes
-        once more, and runs whole."""
+    def _look_ahead(self, loop: Running, place: str, given: int) -> Iterator[int]:
+        """Yield the numbers after the first ``given`` of a loop over a range whose batches differ in size,
+        and then all again, as in later rounds of the loops around it: a round ends as a model begins,
+        unless its batch is larger than any before."""
         has_time = self._times.setdefault(place, time_to_read(_READ_SECONDS))
         outer = self._running[: self._running.index(loop)]
         epochs = max((len(each.numbers) - each.given for each in outer), default=0)
-        rounds = chain.from_iterable(repeat(range(1, len(loop.numbers)), 1 + epochs))
-        can_look = code.LOOKED in self._called[place]
-        found: tuple[int, ...] = (max(loop.moved, default=0),)
-        states: tuple[Any, ...] = ()
-        self._progress.looks, self._is_whole = place, False
+        left, again = range(given, len(loop.numbers) - 2), range(1, len(loop.numbers))
+        can_look = code.LOOKED in self._called[place] and len(loop.moved) > 1
+        self._looking = loop if can_look else None
+        self._progress.looks = place
         try:
-            for index in rounds if len(loop.moved) > 1 and can_look else ():
+            for index in chain(left, *repeat(again, epochs)) if can_look else ():
                 if not has_time():
                     break
-                if index in loop.found:  # a condition on the number may change the network
-                    continue
-                before, self._moved = random_states(), 0
-                yield loop.numbers[index]
-                if self._moved > found[0]:
-                    found, states = (self._moved, index), before
-            for index in found[1:]:
-                self._is_whole = True
-                set_random_states(states)
-                yield loop.numbers[index]
+                if index not in loop.found:  # a condition on the number may change the network
+                    self._is_whole = False
+                    yield loop.numbers[index]
         finally:
-            self._progress.looks = ""
+            self._progress.looks, self._looking = "", None
 
     def looked(self, place: str) -> tuple[type[BaseException], ...]:
         """Return what ends a round of a loop that looks ahead, which may have no further batch; of one
         within it, it does not."""
         return (Looked, Exception) if place == self._progress.looks else ()
 
-    def moves(self, shapes: list[torch.Size]) -> None:
-        """Learn from the shapes of what was moved to the GPU since the last step, as a model begins, or of
-        what it moves first itself.
-
-        Raises:
-            Looked: it is not to run.
-        """
-        self._moved = sum(map(math.prod, shapes))
-        if self._progress.looks and not self._is_whole:
-            shapes.clear()
-            raise Looked
+    def ends_round(self, size: int) -> bool:
+        """Whether a round ends as a model begins with ``size`` numbers, or moves them to the GPU."""
+        if self._looking is not None:
+            self._is_whole |= size > _LARGER * max(self._looking.moved)
+            if not self._is_whole:
+                return True
         if self._sized != (sized := self._progress.trained()):
             self._sized = sized
             for each in self._running:
-                each.moved |= {self._moved} if each.numbers else set()
+                each.moved |= {size} if each.numbers else set()
+        return False
 
     def _met(self, loop: Running) -> None:
         """A loop has given all its batches; one within a loop that gives others is not meant."""

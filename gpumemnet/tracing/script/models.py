@@ -45,10 +45,10 @@ class ScriptModules(ModulePath):
     """The modules that a script runs: each outermost one is a model, named by its class.
 
     Args:
-        starting: called before an outermost module runs.
+        starting: called with its arguments before an outermost module runs.
     """
 
-    def __init__(self, starting: Callable[[], None]) -> None:
+    def __init__(self, starting: Callable[[object], None]) -> None:
         super().__init__(nn.Identity())
         self._starting = starting
         self._names.clear()
@@ -80,7 +80,7 @@ class ScriptModules(ModulePath):
 
     def _enter(self, module: nn.Module, args: object) -> None:
         if not self._stack:
-            self._starting()
+            self._starting(args)
             self.learn(module)
         super()._enter(module, args)
 

@@ -254,13 +254,18 @@ class ScriptObserver:
                 self.recorder.requested(part, operator)
                 if operator == "to" and not self._inputs:  # a model joins the samples itself
                     self._inputs.append(part.shape)
-                    self._makes_batch()
+                    self._begins_with(part.numel())
 
-    def _makes_batch(self) -> None:
-        if torch.is_grad_enabled() and self._inputs:
-            if self.progress.looks:
-                self.modules.forget()
-            self.loops.moves(self._inputs)
+    def _begins_with(self, size: int) -> None:
+        """End the round of a loop that looks ahead, unless its batch is the largest.
+
+        Raises:
+            Looked: it ends.
+        """
+        if size and torch.is_grad_enabled() and self.loops.ends_round(size):
+            self._inputs.clear()
+            self.modules.forget()
+            raise Looked
 
     def module_arrived(self, module: nn.Module) -> None:
         """A model, or a part of one, is moved to the GPU."""
@@ -537,8 +542,9 @@ class ScriptObserver:
             self.loops.kept,
         )
 
-    def _model_starts(self) -> None:
-        self._makes_batch()
+    def _model_starts(self, arguments: Any = ()) -> None:
+        given = sum(each.numel() for each in tensors_in(arguments))
+        self._begins_with(given or sum(map(prod, self._inputs)))
         self._end_whole_run()
         self.recorder.begin_pass()
         if self.first is not None and not self._stepping:
