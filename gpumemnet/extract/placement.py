@@ -377,10 +377,12 @@ class KnownValues(DispatchMode):
             if not (has_no_shape or has_no_kernel):
                 raise
             reason = _NO_SHAPE if has_no_shape else _NO_KERNEL
-            unknown = UnknownValueError(_dotted_name(func), reason)
             try:
-                return self._missing_values.result(func, args, kwargs, unknown)
-            except UnknownValueError:
+                return self._missing_values.result(
+                    func, args, kwargs, UnknownValueError(_dotted_name(func), reason)
+                )
+            except UnknownValueError as unknown:
+                unknown.__traceback__ = None  # its frames hold it, and what the operator was given
                 result = NotImplemented if is_foreign else result_on_meta(func, args, kwargs)
                 if is_foreign and (python := python_function(func)) is not None:
                     with suppress(Exception):  # of any kind, where it needs more than shapes

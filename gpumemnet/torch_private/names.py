@@ -394,8 +394,11 @@ class _InferenceMode:
     """What :class:`torch.inference_mode` enters in place of PyTorch's: nothing turns gradients on
     within it."""
 
+    is_on = False
+
     def __init__(self, mode: bool) -> None:
-        self._before = torch.is_grad_enabled()
+        self._before, self._was_on = torch.is_grad_enabled(), _InferenceMode.is_on
+        _InferenceMode.is_on = mode
         _set_gradients(not mode)
         set_within = (lambda mode: None) if mode else _SET_GRADIENTS
         self._patch = patch.object(torch._C, "_set_grad_enabled", set_within)
@@ -403,12 +406,18 @@ class _InferenceMode:
 
     def __exit__(self, *args: object) -> None:
         self._patch.stop()
+        _InferenceMode.is_on = self._was_on
         _set_gradients(self._before)
 
 
 def _set_gradients(mode: bool) -> None:
     with without_function_modes():  # which would look the function up by its name
         _SET_GRADIENTS(mode)
+
+
+def infers() -> bool:
+    """Whether code runs in inference mode, as far as it is replaced."""
+    return _InferenceMode.is_on
 
 
 def _enter_inference_mode(context: Any) -> None:

@@ -38,6 +38,7 @@ from gpumemnet.torch_private.names import (
     Keywords,
     aten,
     find_operator,
+    infers,
     is_view,
     overriding_kernels,
     replaced,
@@ -191,6 +192,7 @@ def _is_cached(tensor: Tensor, dtype: torch.dtype) -> bool:
         and tensor.is_leaf
         and not is_view(tensor)
         and torch.is_autocast_cache_enabled()
+        and not infers()
     )
 
 

@@ -4,6 +4,7 @@ the answer for it."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from textwrap import shorten
 from typing import Final
@@ -89,7 +90,7 @@ def result_of_script(run: ScriptRun, with_curve: bool = False) -> TraceAnswer:
             and sum(whole.rises) > 1
         )
         storages = whole.timeline.storages
-        state_bytes = sum(storages[each].size_bytes for state in whole.state for each in state)
+        state_bytes = sum(storages[each].size_bytes for each in {*chain(*whole.state)})
         has_more_state = more > 0 and state_bytes > answer.parts["optimizer_state"]
         is_more = has_more_state or more >= min(MIB, answer.requested_bytes // 100)
         if not keeps_tensors:

@@ -134,13 +134,13 @@ class WholeRun:
         end = next((start for start in self.timeline.step_starts if start > peak), len(events))
         known = {event for event in events[:end] if event >= 0}
         gone = {~event for event in events[:peak] if event < 0}
-        whole = (
-            self.timeline.storages[number].size_bytes
+        whole = {  # an optimizer whose parameters change has several entries
+            number
             for numbers, made in self.state.items()
             if made <= peak and not known.isdisjoint(numbers) and gone.isdisjoint(numbers)
             for number in numbers
-        )
-        return max(0, sum(whole) - held_bytes)
+        }
+        return max(0, sum(self.timeline.storages[each].size_bytes for each in whole) - held_bytes)
 
     def peak_sentence(
         self, phase: PhasePeak, more: int, turned: Mapping[str, int], notes: Sequence[str]

@@ -1,4 +1,5 @@
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -58,9 +59,10 @@ def test_a_linear_layer_saves_casts(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.usefixtures("region")
-def test_casts_of_a_pass_without_gradients_carry_them_in_a_later_one() -> None:
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_casts_of_a_pass_without_gradients_carry_them_in_a_later_one(context: Any) -> None:
     layer = nn.Linear(4, 5, device="meta")
-    with torch.no_grad():
+    with context():
         layer(meta(3, 4))  # such as for labels that it guesses
     layer(meta(3, 4)).float().sum().backward()
     assert layer.weight.grad is not None

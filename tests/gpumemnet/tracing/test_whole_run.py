@@ -381,7 +381,7 @@ for _ in range(1000):
     step(optimizer, model(torch.ones(32 * int(length), 4096).cuda()).mean())
 """,
         128 + 82 * 4 / 2,
-        128 + 88 * 4 / 2 + WORKSPACE,
+        128 + 92 * 4 / 2 + WORKSPACE,
     ),
     "beside": Case(  # the state of both optimizers of the same parameters
         """
@@ -1136,6 +1136,20 @@ for _ in range(9):
 """,
         3 * 64 + 16,
         3 * 64 + WORKSPACE,
+    ),
+    "added": Case(  # state of parameters that come later; complex ones; no tensor is held by an error
+        """
+model, phases = wide(2), nn.Linear(4, 4, dtype=torch.complex64).cuda()
+optimizer = torch.optim.Adam(model[1:].parameters())
+scale, zero = torch.ones(1).cuda(), torch.zeros(1, dtype=torch.int32).cuda()
+for i in range(30):
+    if i == 10: optimizer.add_param_group({"params": model[0].parameters()})
+    x = torch.fake_quantize_per_tensor_affine(torch.ones(2048, 4096).cuda(), scale, zero, 0, 255)
+    with torch.no_grad(): del x
+    step(optimizer, model(torch.ones(8, 4096).cuda()).mean())
+""",
+        8 * 64 + 72,
+        8 * 64 + 72 + WORKSPACE,
     ),
     "looked ahead": Case(  # the long sample of those that the script joins is in the 226th batch
         """
