@@ -309,7 +309,10 @@ class _Changing(ast.NodeTransformer):
 
     def _rounds(self, loop: ast.stmt, *items: ast.expr) -> ast.Call:
         place = self._place(loop)
-        self._called[place] |= set(map(_called_name, ast.walk(loop)))
+        nodes = [*ast.walk(loop)]
+        self._called[place] |= set(map(_called_name, nodes))
+        if any(isinstance(each, ast.List) and not each.elts for each in nodes):
+            self._called[place].add("clear")
         return _call(ROUNDS, ast.Constant(place), *items)
 
     def _place(self, loop: ast.stmt) -> str:

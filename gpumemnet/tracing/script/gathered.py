@@ -28,6 +28,8 @@ _MOST_NAMES: Final = 64
 _MOST_COPIES: Final = 2**12
 """Most copies that are made on the GPU; further entries are the last one."""
 _MOST_ENTRIES: Final = 2**20
+SHRINKS: Final = ("clear", "pop", "remove")
+"""Methods by which a loop makes a list shorter, perhaps in a later round."""
 
 
 class Gathered:
@@ -125,9 +127,10 @@ def _add(entries: list[Any] | dict[Any, Any], rise: int, rounds: int) -> None:
 
 
 def _copied(shared: set[int], tensor: Tensor) -> Tensor:
-    """Return a copy of a tensor on the GPU; others, and parts of larger ones, are the same in each
-    round."""
-    is_own = tensor.is_meta and tensor.untyped_storage().nbytes() <= tensor.nbytes
+    """Return a copy of a tensor on the GPU; others, single numbers and parts of larger ones are the same
+    in each round."""
+    is_there = tensor.is_meta or tensor.is_cuda  # as scripts and the trace see it
+    is_own = is_there and tensor.numel() > 1 and tensor.untyped_storage().nbytes() <= tensor.nbytes
     return tensor.clone() if is_own and storage_id(tensor) not in shared else tensor
 
 

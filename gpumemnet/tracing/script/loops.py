@@ -62,7 +62,13 @@ from gpumemnet.tracing.script.counters import (
     Running,
     makes_sample,
 )
-from gpumemnet.tracing.script.gathered import Gathered, bytes_of_queues, fill_queues, kept_lists
+from gpumemnet.tracing.script.gathered import (
+    SHRINKS,
+    Gathered,
+    bytes_of_queues,
+    fill_queues,
+    kept_lists,
+)
 from gpumemnet.tracing.script.longest_batch import largest_file, time_to_read
 from gpumemnet.tracing.script.read_values import type_of
 from gpumemnet.units import MIB
@@ -399,8 +405,8 @@ class Loops:
                 left = loop.rounds_left(frame, loop.ends_itself - loop.given)
                 if place in self.training:
                     fill_queues(steps, left)
-                else:
-                    gathered.end(frame, left)
+                    left *= self._called[place].isdisjoint(SHRINKS) and not self._counters.sizes
+                gathered.end(frame, left)
         finally:
             if loop.held:  # another round of it would wait, too
                 self._walked.add(place)
