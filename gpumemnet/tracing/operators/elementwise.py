@@ -351,6 +351,8 @@ _LAYOUT_RULES: Final[dict[Any, LayoutRule]] = {
     aten._log_softmax_backward_data.default: _contiguous_result,
     aten.glu_backward.default: _contiguous_result,
     aten.native_batch_norm_backward.default: _batch_norm_gradients,
+    # an empty buffer on CUDA (``cuda/ActivationLogSigmoidKernel.cu``)
+    aten.log_sigmoid_forward.default: lambda _, results: (results[0], results[1].new_empty(0)),
     **dict.fromkeys(
         (
             aten.mse_loss.default,
@@ -591,8 +593,19 @@ def _topk(call: Call) -> Scratches:
     )
 
 
+def _loss_elements(call: Call) -> Scratches:
+    """What is summed into the result; that of logits also takes their logarithms
+    (``aten/src/ATen/native/Loss.cpp``)."""
+    count = bool(call.arguments["reduction"]) + ("pos_weight" in call.arguments)
+    return exactly("loss", *count * (call.arguments["self"].nbytes,))
+
+
 SCRATCH_RULES.update(
     {
+        aten.mse_loss.default: _loss_elements,
+        aten.smooth_l1_loss.default: _loss_elements,
+        aten.huber_loss.default: _loss_elements,
+        aten.binary_cross_entropy_with_logits.default: _loss_elements,
         aten.embedding_dense_backward.default: _embedding_gradient,
         aten.index_put.default: _indexed_write,
         aten.index_put_.default: _indexed_write,

@@ -258,21 +258,27 @@ def accumulator_bytes(dtype: torch.dtype) -> int:
     return max(4, dtype.itemsize) if dtype.is_floating_point else 8
 
 
-def _sum(call: Call) -> Scratches:
-    tensor: Tensor = call.arguments["self"]
-    dtype = call.arguments.get("dtype") or tensor.dtype
-    return _reduced(tensor, call, accumulator_bytes(dtype), dtype.itemsize)
-
-
-def _moments(call: Call) -> Scratches:
-    tensor: Tensor = call.arguments["self"]
-    return _reduced(tensor, call, MOMENTS_BYTES, tensor.element_size())
-
-
-def _reduced(tensor: Tensor, call: Call, partial_bytes: int, output_bytes: int) -> Scratches:
-    return reduction_scratch(
-        tensor, call.arguments.get("dim"), partial_bytes, call.platform, output_bytes
+def _sum(call: Call, partial_bytes: int = 0) -> Scratches:
+    """Return the copy of the input in the result's type, except where kernels convert half types
+    while they read (``ReduceOpsUtils.h``), and what reducing it takes."""
+    given, dtype = call.arguments["self"], call.outputs[0].dtype
+    is_read = given.is_complex() or (given.element_size(), dtype) == (2, torch.float32)
+    read = given if is_read else given.to(dtype)
+    partial_bytes = partial_bytes or accumulator_bytes(dtype)
+    return (
+        *exactly("copy", read.nbytes * (read is not given)),
+        *reduction_scratch(
+            read, call.arguments.get("dim"), partial_bytes, call.platform, dtype.itemsize
+        ),
     )
+
+
+_moments: Final = partial(_sum, partial_bytes=MOMENTS_BYTES)
+
+
+def _logsumexp(call: Call) -> Scratches:
+    """The largest values, and what is summed (``aten/src/ATen/native/ReduceOps.cpp``)."""
+    return (*exactly(KIND, call.outputs[0].nbytes, call.arguments["self"].nbytes), *_sum(call))
 
 
 def _foreach_norm(call: Call) -> Scratches:
@@ -290,6 +296,10 @@ SCRATCH_RULES.update(
         aten.mean.default: _sum,
         aten.mean.dim: _sum,
         aten.linalg_vector_norm.default: _sum,
+        aten.amax.default: _sum,
+        aten.amin.default: _sum,
+        aten.logsumexp.default: _logsumexp,
+        aten.std.correction: _moments,
         aten.var.correction: _moments,
         aten.var_mean.correction: _moments,
         aten._foreach_norm.Scalar: _foreach_norm,

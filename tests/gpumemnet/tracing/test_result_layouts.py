@@ -171,3 +171,8 @@ def test_a_loss_keeps_the_storage_that_it_was_formed_in(
         found.shape,
         found.untyped_storage().nbytes(),
     )
+
+
+def test_the_buffer_of_logsigmoid_is_empty() -> None:
+    with Laid():  # type: ignore[no-untyped-call]
+        assert [x.numel() for x in aten.log_sigmoid_forward(statistic)] == [16, 0]

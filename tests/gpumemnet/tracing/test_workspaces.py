@@ -136,6 +136,31 @@ def test_what_32_bits_cannot_address_is_added_up_in_fp32() -> None:
     assert found == [128 * 4, 148 * 128 * 4, 4 * 128]  # first sums that bf16 results cannot hold
 
 
+@pytest.mark.parametrize(
+    ("operator", "arguments", "kib"),
+    [
+        (aten.mse_loss.default, [], 8192),
+        (aten.mse_loss.default, [0], 0),
+        (aten.huber_loss.default, [], 8192),
+        (aten.binary_cross_entropy_with_logits.default, [], 2 * 8192),
+        (aten.binary_cross_entropy_with_logits.default, [None, None, 0], 8192),
+    ],
+)
+def test_losses_form_their_elements_apart(operator: Any, arguments: list[Any], kib: int) -> None:
+    given = meta(2048, 1024)
+    assert sum(exact(pieces(operator, given, given, *arguments))) == kib * KIB
+
+
+def test_numbers_are_converted_before_they_are_added_up_and_half_types_while_they_are_read() -> (
+    None
+):
+    given = meta(2048, 1024)
+    assert exact(pieces(aten.sum.dim_IntList, given > 0, [1])) == [2048 * 1024 * 8]
+    assert pieces(aten.sum.dim_IntList, given.half(), [1], dtype=torch.float32) == ()
+    assert exact(pieces(aten.logsumexp.default, given, [1])) == [2048 * 4, 2048 * 1024 * 4]
+    assert pieces(aten.amax.default, given, [0]) == pieces(aten.sum.dim_IntList, given, [0])
+
+
 # Sorting.
 
 
