@@ -30,7 +30,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from copy import copy
 from importlib.machinery import SourceFileLoader
-from itertools import chain, count, islice, pairwise, repeat, takewhile
+from itertools import chain, count, islice, pairwise, takewhile
 from pathlib import Path
 from threading import current_thread, main_thread
 from time import monotonic, process_time
@@ -182,8 +182,6 @@ class Loops:
         """The loop that looks ahead."""
         self._is_whole = False
         """Whether a round of it goes on, as its batch is larger than any before."""
-        self._times: dict[str, Callable[[], bool]] = {}
-        """Place of a loop that has looked ahead → whether there is time to do so."""
         self._walked = set[str]()
         """Loops over lists at whose largest a condition has waited."""
         self.left: dict[str, None] = {}
@@ -499,18 +497,14 @@ class Loops:
             yield largest
 
     def _look_ahead(self, loop: Running, place: str, given: int) -> Iterator[int]:
-        """Yield the numbers after the first ``given`` of a loop over a range whose batches differ in size,
-        and then all again, as in later rounds of the loops around it: a round ends as a model begins,
-        unless its batch is larger than any before."""
-        has_time = self._times.setdefault(place, time_to_read(_READ_SECONDS))
-        outer = self._running[: self._running.index(loop)]
-        epochs = max((len(each.numbers) - each.given for each in outer), default=0)
-        left, again = range(given, len(loop.numbers) - 2), range(1, len(loop.numbers))
+        """Yield the numbers after the first ``given`` of a loop over a range whose batches differ in size: a
+        round ends as a model begins, unless its batch is larger than any before."""
+        has_time, left = time_to_read(_READ_SECONDS), range(given, len(loop.numbers) - 2)
         can_look = code.LOOKED in self._called[place] and len(loop.moved) > 1
         self._looking = loop if can_look else None
         self._progress.looks = place
         try:
-            for index in chain(left, *repeat(again, epochs)) if can_look else ():
+            for index in left if can_look else ():
                 if not has_time():
                     break
                 if index not in loop.found:  # a condition on the number may change the network

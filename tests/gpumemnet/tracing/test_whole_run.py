@@ -1165,21 +1165,20 @@ for epoch in range(90):
         2 * 64 + 4 * 32 + 96,
         2 * 64 + 4 * 32 + 128,
     ),
-    "joined by the model": Case(  # a model joins the samples itself, and draws may meet the long one
+    "joined by the model": Case(  # a model joins the samples itself, the long one in the 226th round
         """
-rows, losses = [4 + i % 3 for i in range(1600)] + [2**12], []
+rows, losses = [4 + i % 3 for i in range(1600)], []
+rows[900] = 2**12
 class Joining(nn.Linear):
     def forward(self, counts):
         return super().forward(torch.cat([torch.ones(count, 4096) for count in counts]).cuda())
 model = Joining(4096, 4096).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-random.seed(0)
 for epoch in range(90):
-    for i in range(20):
-        loss = model(random.sample(rows, 4)).mean()
-        step(optimizer, loss)
+    for i in range(400):
+        step(optimizer, model(rows[4 * i : 4 * i + 4]).mean())
         losses.append(0)
-    torch.tensor(losses).view(20, -1)
+    torch.tensor(losses).view(400, -1)
 """
         + "".join(f"{' ' * depth}for _ in range(1):\n" for depth in range(10))
         + "          pass",
