@@ -94,7 +94,6 @@ def reduction_scratch(
     dims: Sequence[int] | None,
     accumulator_bytes: int,
     platform: Platform,
-    output_bytes: int | None = None,
 ) -> Scratches:
     """Return the buffer for reducing ``tensor`` over ``dims``, and one semaphore per column of
     blocks.
@@ -108,24 +107,20 @@ def reduction_scratch(
         dims: the dimensions to reduce; ``None`` or an empty sequence for all of them.
         accumulator_bytes: size of a partial result.
         platform: the GPU that it runs on.
-        output_bytes: size of an output element; that of ``tensor`` by default.
     """
     reduced = (
         tuple(sorted({dim % tensor.dim() for dim in dims}))
         if dims and tensor.dim()
         else tuple(range(tensor.dim()))
     )
-    threads = THREADS_PER_MULTIPROCESSOR.get(platform.compute_capability, 2048)
-    output_bytes = output_bytes or tensor.element_size()
     return _scratch(
         tuple(tensor.shape),
         tuple(tensor.stride()),
         reduced,
         tensor.element_size(),
-        output_bytes,
         accumulator_bytes,
         platform.device.multiprocessors,
-        threads,
+        THREADS_PER_MULTIPROCESSOR.get(platform.compute_capability, 2048),
     )
 
 
@@ -135,7 +130,6 @@ def _scratch(
     strides: tuple[int, ...],
     reduced: tuple[int, ...],
     item_bytes: int,
-    output_bytes: int,
     accumulator_bytes: int,
     multiprocessors: int,
     threads: int,
@@ -145,7 +139,7 @@ def _scratch(
     dims = _geometry(shape, strides, reduced)
     if not any(dim.is_reduced for dim in dims):
         return ()
-    in_parts = math.prod(shape) * item_bytes > LARGEST_OFFSET and output_bytes < accumulator_bytes
+    in_parts = math.prod(shape) * item_bytes > LARGEST_OFFSET and item_bytes < accumulator_bytes
     outputs = math.prod(dim.size for dim in dims if not dim.is_reduced) if in_parts else 0
     buffer_bytes, columns = _partial_results(dims, accumulator_bytes, multiprocessors, threads)
     return (
@@ -267,9 +261,7 @@ def _sum(call: Call, partial_bytes: int = 0) -> Scratches:
     partial_bytes = partial_bytes or accumulator_bytes(dtype)
     return (
         *exactly("copy", read.nbytes * (read is not given)),
-        *reduction_scratch(
-            read, call.arguments.get("dim"), partial_bytes, call.platform, dtype.itemsize
-        ),
+        *reduction_scratch(read, call.arguments.get("dim"), partial_bytes, call.platform),
     )
 
 
@@ -279,6 +271,17 @@ _moments: Final = partial(_sum, partial_bytes=MOMENTS_BYTES)
 def _logsumexp(call: Call) -> Scratches:
     """The largest values, and what is summed (``aten/src/ATen/native/ReduceOps.cpp``)."""
     return (*exactly(KIND, call.outputs[0].nbytes, call.arguments["self"].nbytes), *_sum(call))
+
+
+def _pair_gradients(call: Call) -> Scratches:
+    """One for each row and each that it is compared with, summed (``cuda/DistanceKernel.cu``)."""
+    result, compared = call.outputs[0], call.arguments.get("cdist")
+    others = len(result) - 1 if compared is None else compared.shape[-1]
+    parts = result[..., None, :, :].repeat_interleave(others, -3)
+    return (
+        *exactly(KIND, parts.nbytes),
+        *reduction_scratch(parts, [-3], parts.element_size(), call.platform),
+    )
 
 
 def _foreach_norm(call: Call) -> Scratches:
@@ -299,6 +302,8 @@ SCRATCH_RULES.update(
         aten.amax.default: _sum,
         aten.amin.default: _sum,
         aten.logsumexp.default: _logsumexp,
+        aten._cdist_backward.default: _pair_gradients,
+        aten._pdist_backward.default: _pair_gradients,
         aten.std.correction: _moments,
         aten.var.correction: _moments,
         aten.var_mean.correction: _moments,
@@ -467,7 +472,7 @@ def _staged(call: Call, sums: int) -> Scratches:
     tensor: Tensor = call.arguments["input"]
     channels = tensor.shape[1] if tensor.dim() > 1 else 0
     if not 0 < tensor.numel() < LARGEST_INDEX or not (
-        _is_matrix(tensor) or is_channels_last(tensor)
+        (tensor.is_contiguous() and tensor.stride(1) == 1) or is_channels_last(tensor)
     ):
         return ()
     blocks = batch_norm_blocks(tensor.numel() // channels, channels)
@@ -475,10 +480,6 @@ def _staged(call: Call, sums: int) -> Scratches:
         return ()
     semaphores = ceil_div(channels, min(last_power_of_2(channels), WARP))
     return exactly(NORM_KIND, sums * channels * blocks * 4, semaphores * 4)
-
-
-def _is_matrix(tensor: Tensor) -> bool:
-    return tensor.is_contiguous() and tensor.stride(1) == 1
 
 
 def _group_norm(call: Call) -> Scratches:

@@ -161,6 +161,17 @@ def test_numbers_are_converted_before_they_are_added_up_and_half_types_while_the
     assert pieces(aten.amax.default, given, [0]) == pieces(aten.sum.dim_IntList, given, [0])
 
 
+def test_gradients_of_distances_are_formed_for_each_pair() -> None:
+    rows, others = meta(64, 1024), meta(128, 1024)
+    compared = meta(64, 128)
+    backward = aten._cdist_backward.default
+    assert exact(pieces(backward, compared, rows, others, 1.0, compared)) == [128 * rows.nbytes]
+    among = meta(64 * 63 // 2)
+    assert exact(pieces(aten._pdist_backward.default, among, rows, 2.0, among)) == [
+        63 * rows.nbytes
+    ]
+
+
 # Sorting.
 
 
