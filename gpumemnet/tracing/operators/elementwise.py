@@ -371,13 +371,8 @@ def _dropout(original: Callable[..., Tensor], input: Tensor, p: float, train: bo
     return original(input, p, train)
 
 
-def _mish_backward(original: Callable[..., Tensor], grad_output: Tensor, self: Tensor) -> Tensor:
-    return aten.mul.Tensor(
-        grad_output, self
-    )  # an elementwise kernel allocates one result in the layout of its inputs
-
-
 _OWN_PACKAGES: Final = frozenset({str(__package__), torch_private.__name__})
+"""Code that the backward engine may run without being asked by a script's."""
 
 _HELD_ONCE: Final = (3, 2)
 """Reference counts of a tensor and its storage inside a kernel, if only the calling C++ code holds
@@ -409,7 +404,11 @@ def _add(
     ):  # a number, which PyTorch wraps into a tensor for the kernel and unwraps for Python
         return aten.add.Scalar(self, other, alpha)
     with without_function_modes():  # in a backward pass, they would see each of these lines
-        is_sum = _called_by_engine() and self.shape == other.shape and not self._is_zerotensor()
+        is_sum = (
+            called_by_engine(_OWN_PACKAGES)
+            and self.shape == other.shape
+            and not self._is_zerotensor()
+        )
         if _depth.adding or (is_sum and _is_held_once(self)):  # of gradients
             return self.add_(other, alpha=alpha)
     return original(self, other, alpha=alpha)
@@ -429,12 +428,7 @@ def _in_backward(
 ) -> Tensor:
     """Run an operator of indexing; in a backward formula, the one that writes into its first
     argument."""
-    return (in_place if _called_by_engine() else original)(*args, **kwargs)
-
-
-def _called_by_engine() -> bool:
-    """Whether the backward engine itself calls, not Python code that it runs."""
-    return called_by_engine(_OWN_PACKAGES)
+    return (in_place if called_by_engine(_OWN_PACKAGES) else original)(*args, **kwargs)
 
 
 def _is_held_once(tensor: Tensor) -> bool:
@@ -454,11 +448,32 @@ def _where(original: Callable[..., Tensor], condition: Tensor, *args: Any) -> Te
     return original(condition.view(torch.bool), *args)
 
 
+def _with_logits(
+    _original: object,
+    self: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    pos_weight: Tensor | None = None,
+    reduction: int = 1,
+) -> Tensor:
+    """Run losses that keep and take as much: the gradient of this one is formed in place on CUDA
+    (``FunctionsManual.cpp``), in one tensor, or in three with weights of positive examples."""
+    _logarithms = aten.log_sigmoid_forward(self.detach())
+    loss = (
+        aten.binary_cross_entropy(self, target, weight, 0)
+        if pos_weight is None
+        else aten.soft_margin_loss(self, target.detach(), 0)
+    )
+    return loss.sum() / (loss.numel() if reduction == 1 else 1) if reduction else loss
+
+
 OVERRIDES.update(
     {
         aten.where.self: _where,
+        aten.binary_cross_entropy_with_logits.default: _with_logits,
         aten.dropout.default: _dropout,
-        aten.mish_backward.default: _mish_backward,
+        # an elementwise kernel allocates one result in the layout of its inputs
+        aten.mish_backward.default: lambda _, grad, given: aten.mul.Tensor(grad, given),
         aten.add.Tensor: _add,
         aten.linear.default: _linear,
         aten.index_put.default: partial(_in_backward, aten.index_put_.default),
@@ -493,8 +508,8 @@ def radix_sort_bytes(count: int, pair_bytes: int) -> int:
 
 
 def _embedding_gradient(call: Call) -> Scratches:
-    grad: Tensor = call.arguments["grad_output"]
-    indices: Tensor = call.arguments["indices"]
+    grad = call.arguments["grad_output"]
+    indices = call.arguments["indices"]
     count, by_frequency = indices.numel(), call.arguments["scale_grad_by_freq"]
     copy = exactly("copy", copy_bytes(grad))
     if count <= UNSORTED_LIMIT and not by_frequency:
@@ -513,7 +528,7 @@ def _embedding_gradient(call: Call) -> Scratches:
 
 def _pieces_bytes(call: Call, grad: Tensor, count: int, index_bytes: int) -> int:
     """Return the bytes of the partial sums, and of the tables that assign them to rows."""
-    rows: int = call.arguments["num_weights"]
+    rows = call.arguments["num_weights"]
     width = grad.shape[-1]
     segments = min(count, rows)
     pieces = count // ROWS_PER_PIECE + segments
@@ -533,14 +548,14 @@ def _pieces_bytes(call: Call, grad: Tensor, count: int, index_bytes: int) -> int
 def _indexed_write(call: Call) -> Scratches:
     if not call.arguments["accumulate"] and not torch.are_deterministic_algorithms_enabled():
         return ()  # values are written in any order, without a sort
-    indices: Sequence[Tensor | None] = call.arguments["indices"]
+    indices = call.arguments["indices"]
     given = [index for index in indices if index is not None]
     if not given or given[0].dtype in (torch.bool, torch.uint8):
         return ()  # the number of elements that a mask selects is only known at run time
     shapes = (tensor.shape for tensor in given)
     count = math.prod(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
-    values: Tensor = call.arguments["values"]
-    target: Tensor = call.arguments["self"]
+    values = call.arguments["values"]
+    target = call.arguments["self"]
     selected = count * math.prod(
         target.shape[dim]
         for dim in range(target.dim())
@@ -555,7 +570,7 @@ def _indexed_write(call: Call) -> Scratches:
 
 
 def _sort(call: Call) -> Scratches:
-    tensor: Tensor = call.arguments["self"]
+    tensor = call.arguments["self"]
     if not tensor.dim():
         return ()
     dim = call.arguments["dim"] % tensor.dim()
@@ -581,8 +596,8 @@ def _sorting(count: int, length: int, key_bytes: int) -> Scratches:
 
 def _topk(call: Call) -> Scratches:
     """Above :data:`SMALL_SORT` what was found is sorted by itself, see ATen/native/cuda/TensorTopK.cpp."""
-    tensor: Tensor = call.arguments["self"]
-    k: int = call.arguments["k"]
+    tensor = call.arguments["self"]
+    k = call.arguments["k"]
     if not (tensor.dim() and call.arguments["sorted"] and k > SMALL_SORT):
         return ()
     count = tensor.numel() // tensor.shape[call.arguments["dim"]] * k
@@ -594,10 +609,8 @@ def _topk(call: Call) -> Scratches:
 
 
 def _loss_elements(call: Call) -> Scratches:
-    """What is summed into the result; that of logits also takes their logarithms
-    (``aten/src/ATen/native/Loss.cpp``)."""
-    count = bool(call.arguments["reduction"]) + ("pos_weight" in call.arguments)
-    return exactly("loss", *count * (call.arguments["self"].nbytes,))
+    """What is summed into the result (``aten/src/ATen/native/Loss.cpp``)."""
+    return exactly("loss", call.arguments["self"].nbytes * bool(call.arguments["reduction"]))
 
 
 SCRATCH_RULES.update(
@@ -605,7 +618,9 @@ SCRATCH_RULES.update(
         aten.mse_loss.default: _loss_elements,
         aten.smooth_l1_loss.default: _loss_elements,
         aten.huber_loss.default: _loss_elements,
-        aten.binary_cross_entropy_with_logits.default: _loss_elements,
+        aten.soft_margin_loss_backward.default: lambda call: exactly(
+            "loss", 3 * call.arguments["self"].nbytes, held=False, after=0
+        ),
         aten.embedding_dense_backward.default: _embedding_gradient,
         aten.index_put.default: _indexed_write,
         aten.index_put_.default: _indexed_write,

@@ -287,7 +287,7 @@ def _pair_gradients(call: Call) -> Scratches:
 def _foreach_norm(call: Call) -> Scratches:
     """Return one partial norm per tensor and chunk of the longest tensor
     (``ATen/native/cuda/ForeachReduceOp.cu``)."""
-    tensors: Sequence[Tensor] = call.arguments["self"]
+    tensors = call.arguments["self"]
     chunks = max((ceil_div(tensor.numel(), FOREACH_CHUNK) for tensor in tensors), default=0)
     return exactly(KIND, len(tensors) * chunks * 4, held=False)
 

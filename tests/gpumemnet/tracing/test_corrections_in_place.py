@@ -144,3 +144,24 @@ def test_the_same_operators_in_the_users_code_allocate() -> None:
     index = torch.zeros(2, dtype=torch.long, device="meta")
     counts = operators(lambda: torch.zeros(4, 5, device="meta").index_add(0, index, meta(2, 5)))
     assert (counts["index_add"], counts["index_add_"]) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "gradient"),
+    [
+        ({}, "binary_cross_entropy_backward"),  # one tensor
+        (
+            {"reduction": "none", "weight": meta(2, 3, requires_grad=False)},
+            "binary_cross_entropy_backward",
+        ),
+        ({"pos_weight": meta(3)}, "soft_margin_loss_backward"),  # three at once
+    ],
+)
+def test_the_gradient_of_a_loss_with_logits_is_formed_in_place(
+    options: dict[str, Any], gradient: str
+) -> None:
+    given, target = meta(2, 3), meta(2, 3, requires_grad=False)
+    loss = nn.functional.binary_cross_entropy_with_logits
+    counts = operators(lambda: loss(given, target, **options))
+    assert counts[gradient] == counts["log_sigmoid_forward"] == 1
+    assert counts["sigmoid"] == counts["mul"] == 0
