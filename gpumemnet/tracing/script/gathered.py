@@ -97,12 +97,12 @@ class Gathered:
 
 
 def kept_lists(frame: FrameType) -> Callable[[], None]:
-    """Return what puts back the entries that lists have now, where a frame runs."""
-    known = [(each, each[:]) for each in _lists(frame) if isinstance(each, list)]
+    """Return what makes lists as long again as they are now, where a frame runs."""
+    known = [(each, len(each)) for each in _lists(frame) if isinstance(each, list)]
 
     def put_back() -> None:
-        for each, entries in known:
-            each[:] = entries
+        for each, length in known:
+            del each[length:]
 
     return put_back
 

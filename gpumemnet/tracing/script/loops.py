@@ -516,7 +516,8 @@ class Loops:
     def looked(self, place: str) -> tuple[type[BaseException], ...]:
         """Return what ends a round of a loop that looks ahead, which may have no further batch; of one
         within it, it does not."""
-        return (Looked, Exception) if place == self._progress.looks else ()
+        looks = place == self._progress.looks and not self._is_whole
+        return (Looked, Exception) if looks else ()
 
     def ends_round(self, size: int) -> bool:
         """Whether a round ends as a model begins with ``size`` numbers, or moves them to the GPU."""
@@ -638,7 +639,7 @@ class Loops:
         # A worker's errors reach the loop over its loader.
         if (
             is_own
-            or self._progress.looks
+            or (self._progress.looks and not self._is_whole)
             or get_worker_info() is not None
             or self._progress.is_inside()
             or not may_be_cut

@@ -252,7 +252,8 @@ class ScriptObserver:
                 self._inputs.append(part.shape)
             else:
                 self.recorder.requested(part, operator)
-                if operator == "to" and not self._inputs:  # a model joins the samples itself
+                is_first = operator == "to" and not self._inputs
+                if is_first and torch.is_grad_enabled():  # a model joins the samples itself
                     self._inputs.append(part.shape)
                     self._begins_with(part.numel())
 
@@ -262,7 +263,7 @@ class ScriptObserver:
         Raises:
             Looked: it ends.
         """
-        if size and torch.is_grad_enabled() and self.loops.ends_round(size):
+        if size and self.loops.ends_round(size):
             self._inputs.clear()
             self.modules.forget()
             raise Looked
@@ -543,8 +544,10 @@ class ScriptObserver:
         )
 
     def _model_starts(self, arguments: Any = ()) -> None:
-        given = sum(each.numel() for each in tensors_in(arguments))
-        self._begins_with(given or sum(map(prod, self._inputs)))
+        if torch.is_grad_enabled():
+            with without_function_modes():  # which take time
+                given = sum(each.numel() for each in tensors_in(arguments))
+            self._begins_with(given or sum(map(prod, self._inputs)))
         self._end_whole_run()
         self.recorder.begin_pass()
         if self.first is not None and not self._stepping:
