@@ -390,15 +390,16 @@ def overriding_kernels(kernels: Mapping[Any, Function]) -> Iterator[None]:
         library._destroy()
 
 
-class _InferenceMode:
+class InferenceMode:
     """What :class:`torch.inference_mode` enters in place of PyTorch's: nothing turns gradients on
     within it."""
 
     is_on = False
+    """Whether code runs in it."""
 
     def __init__(self, mode: bool) -> None:
-        self._before, self._was_on = torch.is_grad_enabled(), _InferenceMode.is_on
-        _InferenceMode.is_on = mode
+        self._before, self._was_on = torch.is_grad_enabled(), InferenceMode.is_on
+        InferenceMode.is_on = mode
         _set_gradients(not mode)
         set_within = (lambda mode: None) if mode else _SET_GRADIENTS
         self._patch = patch.object(torch._C, "_set_grad_enabled", set_within)
@@ -406,7 +407,7 @@ class _InferenceMode:
 
     def __exit__(self, *args: object) -> None:
         self._patch.stop()
-        _InferenceMode.is_on = self._was_on
+        InferenceMode.is_on = self._was_on
         _set_gradients(self._before)
 
 
@@ -415,13 +416,8 @@ def _set_gradients(mode: bool) -> None:
         _SET_GRADIENTS(mode)
 
 
-def infers() -> bool:
-    """Whether code runs in inference mode, as far as it is replaced."""
-    return _InferenceMode.is_on
-
-
 def _enter_inference_mode(context: Any) -> None:
-    context._inference_mode_context = _InferenceMode(context.mode)
+    context._inference_mode_context = InferenceMode(context.mode)
 
 
 def _with_original(operator: Any, kernel: Function) -> Function:

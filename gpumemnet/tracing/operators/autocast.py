@@ -35,10 +35,10 @@ from gpumemnet.torch_private import training
 from gpumemnet.torch_private.names import (
     Arguments,
     Function,
+    InferenceMode,
     Keywords,
     aten,
     find_operator,
-    infers,
     is_view,
     overriding_kernels,
     replaced,
@@ -192,7 +192,7 @@ def _is_cached(tensor: Tensor, dtype: torch.dtype) -> bool:
         and tensor.is_leaf
         and not is_view(tensor)
         and torch.is_autocast_cache_enabled()
-        and not infers()
+        and not InferenceMode.is_on
     )
 
 

@@ -311,8 +311,10 @@ class _Changing(ast.NodeTransformer):
         place = self._place(loop)
         nodes = [*ast.walk(loop)]
         self._called[place] |= set(map(_called_name, nodes))
-        empties = (isinstance(each, ast.List) and not each.elts for each in nodes)
-        if any(empties) or any(isinstance(each, ast.Delete) for each in nodes):
+        if any(
+            isinstance(each, ast.Delete) or (isinstance(each, ast.List) and not each.elts)
+            for each in nodes
+        ):
             self._called[place].add("clear")
         return _call(ROUNDS, ast.Constant(place), *items)
 

@@ -376,7 +376,8 @@ class Loops:
                         gathered.go_on(sys._getframe(1), last, gap, trains=True)
                         last = loop.given
                         yield round_number
-                    if progress.batches() == loaded and not loop.is_outer:
+                    can_look = code.LOOKED in self._called[place] and not loop.is_outer
+                    if can_look and len(loop.moved) > 1 and progress.batches() == loaded:
                         put_back = kept_lists(sys._getframe(1))
                         yield from self._look_ahead(loop, place, reached)
                         put_back()
@@ -500,11 +501,9 @@ class Loops:
         """Yield the numbers after the first ``given`` of a loop over a range whose batches differ in size: a
         round ends as a model begins, unless its batch is larger than any before."""
         has_time, left = time_to_read(_READ_SECONDS), range(given, len(loop.numbers) - 2)
-        can_look = code.LOOKED in self._called[place] and len(loop.moved) > 1
-        self._looking = loop if can_look else None
-        self._progress.looks = place
+        self._looking, self._progress.looks = loop, place
         try:
-            for index in left if can_look else ():
+            for index in left:
                 if not has_time():
                     break
                 if index not in loop.found:  # a condition on the number may change the network

@@ -252,8 +252,8 @@ class ScriptObserver:
                 self._inputs.append(part.shape)
             else:
                 self.recorder.requested(part, operator)
-                is_first = operator == "to" and not self._inputs
-                if is_first and torch.is_grad_enabled():  # a model joins the samples itself
+                # A model may join the samples itself.
+                if operator == "to" and not self._inputs and torch.is_grad_enabled():
                     self._inputs.append(part.shape)
                     self._begins_with(part.numel())
 

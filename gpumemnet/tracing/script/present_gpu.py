@@ -144,9 +144,13 @@ def _move_own(
             own[name] = parameter = nn.Parameter(fresh, parameter.requires_grad)
         elif fresh is not None:
             # Such as a mask, which may get no gradient: one that does is written by its optimizer.
-            is_known = not parameter.is_meta and is_small(parameter) and parameter.numel() > 0
-            is_known = is_known and numbers.follows([parameter])
-            if is_known and (parameter == parameter.flatten()[0]).all():
+            if (
+                not parameter.is_meta
+                and is_small(parameter)
+                and parameter.numel()
+                and numbers.follows([parameter])
+                and (parameter == parameter.flatten()[0]).all()
+            ):
                 numbers.keep(fresh, parameter)
             swap_for_meta(parameter, fresh)
         observer.module_tensor(parameter, module, True)

@@ -111,13 +111,14 @@ class SavedFiles:
         def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
             if kwargs.get("opener"):  # of tempfile: it makes the file, by a number
                 return self._open(file, mode, *args, **kwargs)
-            if isinstance(mode, str) and "b" in mode and set(mode) & set("wx"):
+            letters = set(mode if isinstance(mode, str) else "")
+            if "b" in letters and letters & set("wx"):
                 self._back_up(file)
                 self._opened.add(_path(file))
                 if self._is_gpu_used() and isinstance(_path(file), Path):
                     self._temporary.add(_path(file))
-            elif isinstance(mode, str) and set(mode) & set("wax+"):
-                self._keep_copy(file, "x" in mode)
+            elif letters & set("wax+"):
+                self._keep_copy(file, "x" in letters)
             return self._open(file, mode, *args, **kwargs)
 
         def opened_by_number(file: Any, flags: int, *args: Any, **kwargs: Any) -> int:
