@@ -8,6 +8,7 @@ it goes on and answers the request, and so does a further copy for each later on
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import logging
 import os
@@ -124,6 +125,10 @@ class _Requests:
                 _EXIT(0)
             self.envelope = json.loads(line)
         take_process()
+        if "filelock" in sys.modules:  # a lock takes a copy of its process for another one
+            for each in gc.get_objects():
+                if isinstance(each, sys.modules["filelock"].BaseFileLock):
+                    vars(each)["_creator_pid"] = os.getpid()
         for lock in held:
             lock.acquire()
         random.setstate(drawn)  # a copy has a new one

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 from collections import Counter, deque
-from collections.abc import Callable
 from functools import partial
 from types import FrameType
 from typing import Any, Final
@@ -55,7 +54,7 @@ class Gathered:
         self._number, self._before = number, self._lengths
         self._lengths = {
             id(each): (len(each), len(each) - known.get(id(each), (len(each), 0))[0])
-            for each in _lists(frame)
+            for each in lists_of(frame)
         }
 
     def go_on(self, frame: FrameType, number: int, rounds: int, *, trains: bool = False) -> None:
@@ -70,7 +69,7 @@ class Gathered:
         if number != self._number + 1:
             return
         self._number += rounds + 1
-        for each in _lists(frame):
+        for each in lists_of(frame):
             length, rise = self._lengths.get(id(each), (len(each), 0))
             if number == 1:  # which follows no other round
                 rise = len(each) - length
@@ -88,23 +87,12 @@ class Gathered:
             frame: as in :meth:`learn`.
             rounds: those that are left out.
         """
-        for each in _lists(frame):
+        for each in lists_of(frame):
             length, rise = self._lengths.get(id(each), (0, 0))
             # The rise of the first round is not known.
             before = rise if self._number == 2 else self._before.get(id(each), (0, 0))[1]
             if length == len(each) and 0 < rise <= before:
                 _add(each, before, rounds)
-
-
-def kept_lists(frame: FrameType) -> Callable[[], None]:
-    """Return what makes lists as long again as they are now, where a frame runs."""
-    known = [(each, len(each)) for each in _lists(frame) if isinstance(each, list)]
-
-    def put_back() -> None:
-        for each, length in known:
-            del each[length:]
-
-    return put_back
 
 
 def _add(entries: list[Any] | dict[Any, Any], rise: int, rounds: int) -> None:
@@ -134,7 +122,7 @@ def _copied(shared: set[int], tensor: Tensor) -> Tensor:
     return tensor.clone() if is_own and storage_id(tensor) not in shared else tensor
 
 
-def _lists(frame: FrameType) -> list[Any]:
+def lists_of(frame: FrameType) -> list[Any]:
     """Return the lists and dictionaries that have a name, or one in a dictionary, where a frame
     runs, or in the object whose method that is."""
     names = variables_of(frame)

@@ -67,7 +67,7 @@ from gpumemnet.tracing.script.gathered import (
     Gathered,
     bytes_of_queues,
     fill_queues,
-    kept_lists,
+    lists_of,
 )
 from gpumemnet.tracing.script.longest_batch import largest_file, time_to_read
 from gpumemnet.tracing.script.read_values import type_of
@@ -378,9 +378,11 @@ class Loops:
                         yield round_number
                     can_look = code.LOOKED in self._called[place] and not loop.is_outer
                     if can_look and len(loop.moved) > 1 and progress.batches() == loaded:
-                        put_back = kept_lists(sys._getframe(1))
+                        lengths = [(each, len(each)) for each in lists_of(sys._getframe(1))]
                         yield from self._look_ahead(loop, place, reached)
-                        put_back()
+                        for each, length in lengths:
+                            if isinstance(each, list):
+                                del each[length:]
                     yield from self._longest(
                         loop, iterator, enumerate if is_numbered else iter, numbers
                     )
@@ -515,8 +517,8 @@ class Loops:
     def looked(self, place: str) -> tuple[type[BaseException], ...]:
         """Return what ends a round of a loop that looks ahead, which may have no further batch; of one
         within it, it does not."""
-        looks = place == self._progress.looks and not self._is_whole
-        return (Looked, Exception) if looks else ()
+        is_other = place != self._progress.looks
+        return () if is_other or self._is_whole else (Looked, Exception)
 
     def ends_round(self, size: int) -> bool:
         """Whether a round ends as a model begins with ``size`` numbers, or moves them to the GPU."""

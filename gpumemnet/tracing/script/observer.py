@@ -194,8 +194,6 @@ class ScriptObserver:
             self._model_starts,
             self.progress.trained,
         )
-        self.whole: WholeRun | None = None
-        """What the run has shown, where it ended after enough of it."""
         self._in_engine = self._has_engine = False
         self._trains_another = False
         """Whether an optimizer was made once the script had trained for as long as is wanted."""
@@ -482,16 +480,14 @@ class ScriptObserver:
         if self.progress.has_trained:
             raise EnoughSteps
         self.seen()
+        self.progress.has_trained = True
         # The loaders of a library that trains can end, and so its epochs.
         if self.loops.trains or self.loaders.known:
-            self.progress.has_trained = True
             self.loaders.is_over = not self.loops.trains or None
             self.loaders.seconds = LATER_SECONDS
             self._counted_from, self._counted_at = self.recorder.now(), process_time()
             self._begin_rest()
             return
-        self.whole = self.whole_run()
-        self.recorder.close()
         raise EnoughSteps
 
     def _begin_rest(self) -> None:
@@ -509,8 +505,8 @@ class ScriptObserver:
 
     def whole_run(self) -> WholeRun | None:
         """Return what the run has shown after its first steps; ``None`` if it had none."""
-        if self.first is None or self.whole is not None:
-            return self.whole
+        if self.first is None:
+            return None
         left, sentences = self.optimizers.left(self.boundaries)
         sentences = [*self.loaders.unread, *sentences]
         shapes = defaultdict[Any, Counter[str]](Counter)  # by what trains on them

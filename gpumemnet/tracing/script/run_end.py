@@ -196,7 +196,7 @@ def _note_running(observer: ScriptObserver, error: BaseException) -> None:
     calls = user_calls(error)
     is_error = isinstance(error, Exception) and not isinstance(error, StopIteration)
     is_enough = observer.progress.has_trained and not is_error
-    if calls and (observer.loaders.is_over is not None or observer.whole or is_enough):
+    if calls and (observer.loaders.is_over is not None or is_enough):
         observer.notes["calls"] = (
             f"the trace ended within {calls}: what the script does after it is not in the answer"
         )

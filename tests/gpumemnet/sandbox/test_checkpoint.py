@@ -13,6 +13,8 @@ from gpumemnet.units import MIB
 _SCRIPT = """
 import logging, torch
 from concurrent.futures import ThreadPoolExecutor
+from filelock import FileLock
+from random import choice
 print("imported")
 lines = open(__file__, buffering=4)
 weight = torch.zeros(1024, device="cuda", requires_grad=True)
@@ -32,7 +34,10 @@ for step in range(6):
 
 @pytest.mark.parametrize(
     "lasting",
-    ["(watch := ThreadPoolExecutor(1)).submit(print)", "logging.basicConfig(filename='log')"],
+    [
+        "(watch := ThreadPoolExecutor(1)).submit(print)",
+        "with FileLock('lock'): logging.basicConfig(filename=choice.__doc__ and 'log')",
+    ],
 )
 def test_both_ways_of_a_branch_import_once(
     lasting: str,
