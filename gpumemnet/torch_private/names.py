@@ -104,7 +104,7 @@ def replaced(replacements: Iterable[tuple[str, object]]) -> Iterator[None]:
                 # By its name it can be pickled, as a task for another process is.
                 replacement.__module__, _, replacement.__qualname__ = path.partition(":")
                 replacement.__name__ = last  # which numba looks up
-                replacement.__doc__ = getattr(getattr(owner, last, None), "__doc__", None)
+                replacement.__doc__ = getattr(owner, last, replacement).__doc__
             stack.enter_context(patch.object(owner, last, replacement, create=path != name))
         yield
 

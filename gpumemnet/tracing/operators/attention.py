@@ -187,7 +187,8 @@ def _flash_backward(call: Call) -> Scratches:
     query, key = call.arguments["query"], call.arguments["key"]
     batch, heads, rows, width = query.shape
     padded = round_up(rows, 128)
-    sums = batch * padded * heads * _rounded_width(width) * 4
+    rounded = round_up(width, 32) if width <= 192 else 256
+    sums = batch * padded * heads * rounded * 4
     if torch.are_deterministic_algorithms_enabled():
         sums *= ceil_div(call.platform.device.multiprocessors, batch * heads)
     pieces = [
@@ -199,10 +200,6 @@ def _flash_backward(call: Call) -> Scratches:
     ):  # grouped queries: gradients of every head, then summed over the group
         pieces += 2 * exactly(KIND, batch * heads * key.shape[2] * width * key.element_size())
     return tuple(pieces)
-
-
-def _rounded_width(width: int) -> int:
-    return round_up(width, 32) if width <= 192 else 256
 
 
 def _copies(call: Call, *names: str) -> Scratches:

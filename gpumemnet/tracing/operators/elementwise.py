@@ -256,10 +256,6 @@ def layout_rule(operator: Any) -> LayoutRule | None:
     return None
 
 
-def _convolution_layout(arguments: Sequence[Any], result: Tensor) -> Tensor | None:
-    return _laid_out(result, result_layout(arguments[0], arguments[1]))
-
-
 def _convolution_gradients(
     arguments: Sequence[Any], gradients: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
@@ -342,7 +338,9 @@ def _keeps_strides(arguments: Sequence[Any], result: Tensor) -> bool:
 
 
 _LAYOUT_RULES: Final[dict[Any, LayoutRule]] = {
-    aten.convolution.default: _convolution_layout,
+    aten.convolution.default: lambda arguments, result: _laid_out(
+        result, result_layout(*arguments[:2])
+    ),
     aten.convolution_backward.default: _convolution_gradients,
     aten.native_group_norm.default: _first_contiguous,
     aten._softmax.default: _contiguous_result,

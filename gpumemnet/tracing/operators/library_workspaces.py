@@ -88,6 +88,7 @@ BLAS_OPERATORS: Final = frozenset(
         aten._addmm_activation,
         aten.bmm,
         aten.baddbmm,
+        aten._trilinear,
         aten.addbmm,
         aten.mv,
         aten.addmv,

@@ -284,6 +284,14 @@ def _pair_gradients(call: Call) -> Scratches:
     )
 
 
+def _trilinear(call: Call) -> Scratches:
+    """The gradient of a bilinear layer's first factor goes through all pairs of numbers of both, for one
+    output at a time (``ATen/native/Linear.cpp``)."""
+    given = call.arguments
+    pairs = given["i1"].shape[0] * given["i2"][0].nbytes
+    return exactly(KIND, pairs) if given["sumdim"] == [1, 3] else ()
+
+
 def _foreach_norm(call: Call) -> Scratches:
     """Return one partial norm per tensor and chunk of the longest tensor
     (``ATen/native/cuda/ForeachReduceOp.cu``)."""
@@ -307,6 +315,7 @@ SCRATCH_RULES.update(
         aten.std.correction: _moments,
         aten.var.correction: _moments,
         aten.var_mean.correction: _moments,
+        aten._trilinear.default: _trilinear,
         aten._foreach_norm.Scalar: _foreach_norm,
     }
 )
@@ -462,10 +471,6 @@ def _batch_norm(call: Call) -> Scratches:
     return _staged(call, sums=4)
 
 
-def _batch_norm_gradient(call: Call) -> Scratches:
-    return _staged(call, sums=2) if call.arguments["train"] else ()
-
-
 def _staged(call: Call, sums: int) -> Scratches:
     """Return ``sums`` numbers of four bytes per channel and block, and one semaphore per block of
     channels."""
@@ -546,7 +551,9 @@ def _softmax_gradient(call: Call) -> Scratches:
 SCRATCH_RULES.update(
     {
         aten.native_batch_norm.default: _batch_norm,
-        aten.native_batch_norm_backward.default: _batch_norm_gradient,
+        aten.native_batch_norm_backward.default: lambda call: (
+            _staged(call, sums=2) if call.arguments["train"] else ()
+        ),
         aten.native_group_norm.default: _group_norm,
         aten.native_group_norm_backward.default: _group_norm_gradient,
         aten.native_layer_norm.default: contiguous("input", after=0),

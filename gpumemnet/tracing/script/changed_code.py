@@ -29,8 +29,6 @@ LOOKED: Final = "_gpumemnet_looked"
 _LENGTHS: Final = {"len", "size"}
 """Functions that change nothing, by which a loop finds its end."""
 _LISTS: Final = re.compile(r"len\((.+?)\)")
-_DEPTH: Final = 5
-"""Loops within each other that may look ahead: Python has 20 nested blocks."""
 _EXITS: Final = ("exit", "quit")
 _CLOCKS: Final = ("time", "perf_counter", "monotonic")
 _COMPUTES: Final = ("int", "float", "round", "abs", "min", "max", "math.floor", "math.ceil")
@@ -66,8 +64,6 @@ class _Changing(ast.NodeTransformer):
     def __init__(self, file: str, called: defaultdict[str, set[str]]) -> None:
         self._file, self._called = file, called
         self._leaves = self._is_generator = self._is_within = self._loops = False
-        self._depth = 0
-        """How many loops it is in."""
         self._scope = ""
         """Name of the function, or place of the loop, that a statement is in."""
         self._positions: frozenset[str] = frozenset()
@@ -153,9 +149,11 @@ class _Changing(ast.NodeTransformer):
             return self.generic_visit(node)
         node.iter = ast.copy_location(self._rounds(node, node.iter), node.iter)
         place = self._place(node)
-        with patch.multiple(self, _scope=place, _depth=self._depth + 1):
+        with patch.object(self, "_scope", place):
             self.generic_visit(node)
-        if self._depth < _DEPTH:
+        if "range(" in ast.unparse(
+            node.iter
+        ):  # others do not look, and Python has 20 nested blocks
             self._called[place].add(LOOKED)
             looked = ast.ExceptHandler(_call(LOOKED, ast.Constant(place)), None, [ast.Pass()])
             node.body = [ast.copy_location(ast.Try(node.body, [looked], [], []), node.body[0])]

@@ -113,8 +113,6 @@ _EPOCHS: Final = 32
 """Epochs whose batches are looked at, where an object of the user's makes them anew in each."""
 _READ_SECONDS: Final = 3.0
 """CPU time to make the batches that are left of a loop, of which the largest is wanted."""
-_LARGER: Final = 1.02
-"""By how much a batch must be larger than any before, for its round to run whole."""
 _MOST_ROUNDS: Final = 100_000
 """Rounds among which the last one of an endless loop is looked for."""
 _HOST_SECONDS: Final = 0.5
@@ -523,7 +521,7 @@ class Loops:
     def ends_round(self, size: int) -> bool:
         """Whether a round ends as a model begins with ``size`` numbers, or moves them to the GPU."""
         if self._looking is not None:
-            self._is_whole |= size > _LARGER * max(self._looking.moved)
+            self._is_whole |= size > max(self._looking.moved)
             if not self._is_whole:
                 return True
         if self._sized != (sized := self._progress.trained()):

@@ -1180,7 +1180,7 @@ for epoch in range(90):
         losses.append(0)
     torch.tensor(losses).view(400, -1)
 """
-        + "".join(f"{' ' * depth}for _ in range(1):\n" for depth in range(10))
+        + "".join(f"{' ' * depth}for _ in [0]:\n" for depth in range(10))
         + "          pass",
         2 * 64 + 4 * 32 + 64,
         2 * 64 + 4 * 32 + 128,

@@ -160,7 +160,7 @@ def test_numbers_are_converted_before_they_are_added_up_and_half_types_while_the
     assert pieces(aten.amax.default, given, [0]) == pieces(aten.sum.dim_IntList, given, [0])
 
 
-def test_gradients_of_distances_are_formed_for_each_pair() -> None:
+def test_gradients_of_distances_and_of_bilinear_layers_are_formed_for_each_pair() -> None:
     rows, others = meta(64, 1024), meta(128, 1024)
     compared = meta(64, 128)
     backward = aten._cdist_backward.default
@@ -169,6 +169,19 @@ def test_gradients_of_distances_are_formed_for_each_pair() -> None:
     assert exact(pieces(aten._pdist_backward.default, among, rows, 2.0, among)) == [
         63 * rows.nbytes
     ]
+    weight, places = meta(5, 1024, 128), ([1, 3], [0], [1, 2], [2, 3])
+    assert pieces(aten._trilinear.default, rows, weight, compared, *places) == ()
+    assert exact(
+        pieces(
+            aten._trilinear.default,
+            meta(64, 5),
+            weight,
+            compared,
+            *places[::-1][:1],
+            *places[1:3],
+            [1, 3],
+        )
+    ) == [128 * rows.nbytes]
 
 
 # Sorting.
