@@ -531,7 +531,8 @@ class Recorder(DispatchMode):
             held,
         )
         workspace = blas_workspace(func, self._platform)
-        thread = backward_runs()  # which is the engine's own, also for torch.autograd.grad
+        # The engine has its own, also for torch.autograd.grad.
+        thread = self._backward or backward_runs()
         if workspace is not None and thread not in self._cublas_handles:
             self._cublas_handles.add(thread)
             self._record_library_memory(workspace, workspace, func)
@@ -584,7 +585,7 @@ class Recorder(DispatchMode):
         """
         for piece in pieces:
             if piece.once is not None:
-                once = backward_runs(), piece.once
+                once = self._backward or backward_runs(), piece.once
                 if once in self._done_once:
                     continue
                 self._done_once.add(once)

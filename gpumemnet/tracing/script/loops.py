@@ -500,10 +500,10 @@ class Loops:
     def _look_ahead(self, loop: Running, place: str, given: int) -> Iterator[int]:
         """Yield the numbers after the first ``given`` of a loop over a range whose batches differ in size: a
         round ends as a model begins, unless its batch is larger than any before."""
-        has_time, left = time_to_read(_READ_SECONDS), range(given, len(loop.numbers) - 2)
+        has_time = time_to_read(_READ_SECONDS)
         self._looking, self._progress.looks = loop, place
         try:
-            for index in left:
+            for index in range(given, len(loop.numbers) - 2):
                 if not has_time():
                     break
                 if index not in loop.found:  # a condition on the number may change the network
@@ -527,7 +527,8 @@ class Loops:
         if self._sized != (sized := self._progress.trained()):
             self._sized = sized
             for each in self._running:
-                each.moved |= {size} if each.numbers else set()
+                if each.numbers:
+                    each.moved.add(size)
         return False
 
     def _met(self, loop: Running) -> None:

@@ -319,7 +319,7 @@ def test_streams_are_what_scripts_take_them_for(tmp_path: Path) -> None:
         BEGIN
         + "side = torch.cuda.Stream(priority=-1)\n"
         + "assert isinstance(side, torch.cuda.Stream) and side.cuda_stream and side.query() and side.device.type == 'cuda'\n"
-        + "def batch(): return torch.empty(30 * 2**20, dtype=torch.uint8, device='cuda').sum()\n"
+        + "def batch(): return torch.empty(30 * 2**18, device='cuda').sum()\n"
         + "with side: batch()\n"
         + "with torch.cuda.stream(side): batch()\n"
         + "torch.cuda.set_stream(side); batch(); torch.cuda.set_stream(torch.cuda.default_stream()); batch()"
