@@ -132,10 +132,6 @@ def _numpy_type(dtype: torch.dtype) -> np.dtype[Any]:
     return np.dtype("float32" if dtype == torch.bfloat16 else str(dtype).removeprefix("torch."))
 
 
-def _scalar(tensor: Tensor, *others: Any) -> _Guessed:
-    return one(tensor.dtype), "was taken to be 1"
-
-
 def _true(*tensors: Any) -> _Guessed:
     return True, "was taken to be true"
 
@@ -185,10 +181,6 @@ def _unique(
         _empty(*places) if inverse else _empty(0),
         _empty(found) if counts else _empty(0),
     ), f"was taken to find {_of(elements, share)} elements different"
-
-
-def _unique_dim(tensor: Tensor, dim: int, *asked: bool, share: float = 1) -> _Guessed:
-    return _unique(tensor, *asked, dim=dim, share=share)
 
 
 def _unique_consecutive(
@@ -270,20 +262,14 @@ def _least_squares(matrix: Tensor, right: Tensor, *others: Any, **named: Any) ->
     return (solution, residuals, _empty(0), none), "was taken to have a solution"
 
 
-def _alike(tensor: Tensor, *others: Any) -> _Guessed:
-    return meta_like(tensor), "was taken to return a tensor like its first"
-
-
-def _not_nested(*tensors: Any) -> _Guessed:
-    return False, "was taken to be false: positions of padding are computed too"
-
-
 _SELECTIONS: Final[Mapping[str, _Guess]] = {
     "aten::nonzero": _nonzero,
     "aten::masked_select": _masked_select,
     "aten::index": _indexed,
     "aten::_unique2": _unique,
-    "aten::unique_dim": _unique_dim,
+    "aten::unique_dim": lambda tensor, dim, *asked, share=1: _unique(
+        tensor, *asked, dim=dim, share=share
+    ),
     "aten::_to_sparse": _sparse,
     "aten::_to_sparse_csr": partial(_sparse, is_csr=True),
     "aten::unique_consecutive": _unique_consecutive,
@@ -291,7 +277,7 @@ _SELECTIONS: Final[Mapping[str, _Guess]] = {
 }
 """Guesses that can take a share of what they select."""
 _GUESSES: Final[Mapping[str, _Guess]] = {
-    "aten::_local_scalar_dense": _scalar,
+    "aten::_local_scalar_dense": lambda tensor, *others: (one(tensor.dtype), "was taken to be 1"),
     "aten::is_nonzero": _true,
     "aten::equal": _true,
     "aten::allclose": _true,
@@ -299,8 +285,14 @@ _GUESSES: Final[Mapping[str, _Guess]] = {
     "aten::_pack_padded_sequence": _packed,
     "aten::linalg_lstsq": _least_squares,
     "aten::repeat_interleave": _repeated,
-    "aten::_nested_tensor_from_mask_left_aligned": _not_nested,
-    **dict.fromkeys(("aten::_sample_dirichlet", "aten::_dirichlet_grad"), _alike),
+    "aten::_nested_tensor_from_mask_left_aligned": lambda *tensors: (
+        False,
+        "was taken to be false: positions of padding are computed too",
+    ),
+    **dict.fromkeys(
+        ("aten::_sample_dirichlet", "aten::_dirichlet_grad"),
+        lambda tensor, *others: (meta_like(tensor), "was taken to return a tensor like its first"),
+    ),
     **_SELECTIONS,
 }
 

@@ -64,7 +64,12 @@ def autocast_overrides() -> dict[Any, Kernel]:
     """Return the kernels that cast, without operators that this version of PyTorch lacks."""
     return {
         **_overrides(LOWER_PRECISION, lambda operator: _lower_precision),
-        **_overrides(FLOAT32, lambda operator: _float32),
+        **_overrides(
+            FLOAT32,
+            lambda operator: (
+                lambda original, *args, **kwargs: _with_casts(original, torch.float32, args, kwargs)
+            ),
+        ),
         **_overrides(
             FLOAT32_RESULT, lambda operator: partial(_float32_result, _dtype_position(operator))
         ),
@@ -104,10 +109,6 @@ def _lower_precision(original: Function, *args: Any, **kwargs: Any) -> Any:
     # Factors lie on one device: beside a meta tensor, small ones with values are on the GPU too.
     has_meta = any(map(_is_castable, argument_tensors(args, kwargs)))
     return _with_casts(original, torch.get_autocast_dtype("cuda"), args, kwargs, has_meta)
-
-
-def _float32(original: Function, *args: Any, **kwargs: Any) -> Any:
-    return _with_casts(original, torch.float32, args, kwargs)
 
 
 def _promote(original: Function, *args: Any, **kwargs: Any) -> Any:

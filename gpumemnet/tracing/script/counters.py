@@ -28,7 +28,7 @@ from torch import Tensor
 from gpumemnet.torch_private.names import Function, sees_functions
 from gpumemnet.torch_private.script import FETCHING_FILE
 from gpumemnet.tracing.recorder import Recorder
-from gpumemnet.tracing.script.longest_batch import samples_of
+from gpumemnet.tracing.script.longest_batch import LARGEST, samples_of
 
 RISES: Final = 2
 """How often a number has risen from one step to the next that is taken for a counter; once, where it
@@ -44,8 +44,6 @@ _FAR: Final = range(2**40)
 _NUMBERS: Final = {int, float}
 _FEW: Final = 8
 """Numbers of a loop that each change a condition, such as where a network grows, or is kept."""
-LARGEST: Final = 64
-"""Numbers in a collection that a counter is looked for in."""
 OFTEN: Final = 1000
 """How often a condition is asked for that is not on a counter, and a loop is watched that runs nothing
 on the GPU."""

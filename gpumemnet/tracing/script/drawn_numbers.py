@@ -22,8 +22,13 @@ import numpy as np
 
 from gpumemnet.torch_private.names import Function, value_of
 from gpumemnet.torch_private.script import unseen
-from gpumemnet.tracing.script.counters import LARGEST, Progress, makes_sample
-from gpumemnet.tracing.script.longest_batch import random_states, set_random_states, time_to_read
+from gpumemnet.tracing.script.counters import Progress, makes_sample
+from gpumemnet.tracing.script.longest_batch import (
+    LARGEST,
+    random_states,
+    set_random_states,
+    time_to_read,
+)
 
 _FUNCTIONS: Final = (
     "random:random random:uniform random:randint random:randrange random:choice random:gauss "

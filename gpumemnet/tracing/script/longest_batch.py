@@ -4,9 +4,10 @@ script goes through is the largest."""
 
 from __future__ import annotations
 
+import math
 import pickle
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy, deepcopy
 from itertools import islice
@@ -20,7 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import (
     DataLoader,
     SequentialSampler,
@@ -53,6 +54,8 @@ _BATCH_SECONDS: Final = 6.0
 """CPU time to read the samples of a batch that are alike."""
 _MOST_SHARED: Final = 64
 """Tensors that come through shared memory from a worker of the trace's own."""
+LARGEST: Final = 64
+"""Members of a batch whose sizes are added up, and of a collection that a number is looked for in."""
 _LEVELS: Final = 2
 """How deep in objects of the script the name of a folder is looked for."""
 _LONGEST_NAME: Final = 1024
@@ -347,6 +350,28 @@ def samples_of(
             made = None if sample is None else copied(sample)
         samples.append(data[number] if made is None else made)
     return samples
+
+
+def batch_size(item: Any, depth: int = 4) -> int:
+    """Return the numbers and words in a batch, also one that is an object; 0 for a single one."""
+    if isinstance(item, torch.Tensor | np.ndarray):
+        return math.prod(item.shape)
+    if isinstance(item, dict):
+        parts = [*item.values()]
+    elif isinstance(item, tuple | list):
+        parts = [*item]
+    elif isinstance(item, nn.Module) or not hasattr(type(item).__init__, "__code__"):
+        return 0
+    else:
+        parts = [*getattr(item, "__dict__", {}).values()]
+    more = depth and sum(batch_size(each, depth - 1) for each in parts[:LARGEST])
+    return more or len(parts)
+
+
+def largest_batch(batches: Iterable[Any]) -> tuple[int, int]:
+    """Return the place of the largest of ``batches``, and its size; 0 if there are none."""
+    sizes = [*map(batch_size, batches), 0]
+    return sizes.index(max(sizes)), max(sizes)
 
 
 def are_alike(size: int, other: float) -> bool:

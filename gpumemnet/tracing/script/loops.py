@@ -28,9 +28,8 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from copy import copy
 from importlib.machinery import SourceFileLoader
-from itertools import chain, count, islice, pairwise, takewhile
+from itertools import count, islice, pairwise, takewhile
 from pathlib import Path
 from threading import current_thread, main_thread
 from time import monotonic, process_time
@@ -52,7 +51,6 @@ from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.script import changed_code as code
 from gpumemnet.tracing.script.branches import is_guarded
 from gpumemnet.tracing.script.counters import (
-    LARGEST,
     OFTEN,
     RISES,
     SMALL_BYTES,
@@ -69,7 +67,13 @@ from gpumemnet.tracing.script.gathered import (
     fill_queues,
     lists_of,
 )
-from gpumemnet.tracing.script.longest_batch import largest_file, time_to_read
+from gpumemnet.tracing.script.longest_batch import (
+    batch_size,
+    largest_batch,
+    largest_file,
+    time_to_read,
+)
+from gpumemnet.tracing.script.look_ahead import READ_SECONDS, LookAhead
 from gpumemnet.tracing.script.read_values import type_of
 from gpumemnet.units import MIB
 
@@ -109,10 +113,6 @@ _LESS_SECONDS: Final = 1.0
 """The same after the first steps."""
 _PATIENCE: Final = 6
 """So many times longer goes such a loop where leaving it led to an error."""
-_EPOCHS: Final = 32
-"""Epochs whose batches are looked at, where an object of the user's makes them anew in each."""
-_READ_SECONDS: Final = 3.0
-"""CPU time to make the batches that are left of a loop, of which the largest is wanted."""
 _MOST_ROUNDS: Final = 100_000
 """Rounds among which the last one of an endless loop is looked for."""
 _HOST_SECONDS: Final = 0.5
@@ -120,10 +120,6 @@ _HOST_SECONDS: Final = 0.5
 _REST_SECONDS: Final = 2.0
 """CPU time of the rounds that are left of a loop, below which it goes on: code after it may look up
 what its last round gave."""
-
-
-class Looked(BaseException):
-    """Raised as a model begins, to end a round that only makes its batch."""
 
 
 class Loops:
@@ -147,7 +143,7 @@ class Loops:
     ) -> None:
         self._recorder, self._counters, self._progress = recorder, counters, counters.progress
         self._generates, self._number_of, self._ends = generates, number_of, ends
-        self._running = counters.running
+        self._running, self.ahead = counters.running, LookAhead(recorder, counters)
         self._asks: defaultdict[Hashable, list[int]] = defaultdict(list)
         """Place and step → the events at which a value was read there."""
         self.queues = Counter[str]()
@@ -173,13 +169,7 @@ class Loops:
         """Those whose rounds make optimizers → bytes that the last round left more than any before."""
         self.sampled: set[str] = set()
         """Loops whose rounds make optimizers, and that were left."""
-        self._has_left = self.met_longest = False
-        self._sized = 0, 0
-        """The step whose batch was learnt from."""
-        self._looking: Running | None = None
-        """The loop that looks ahead."""
-        self._is_whole = False
-        """Whether a round of it goes on, as its batch is larger than any before."""
+        self._has_left = False
         self._walked = set[str]()
         """Loops over lists at whose largest a condition has waited."""
         self.left: dict[str, None] = {}
@@ -206,7 +196,10 @@ class Loops:
         return Nowhere, ()  # datasets hashes functions with what they name
 
     def rounds(
-        self, place: str, items: Iterable[Any] = iter(int, 1), ends: bool | None = None
+        self,
+        place: str,
+        items: Any = iter(int, 1),  # noqa: B008 - each loop may go on with it, as it has no end
+        ends: bool | None = None,
     ) -> Iterator[Any]:
         """Yield the items of a loop, keeping none of them; 0 for a ``while`` loop.
 
@@ -331,13 +324,15 @@ class Loops:
                             chosen = [len(numbers) - 1]  # which may be smaller
                             with suppress(Exception):  # of objects that answer with an error
                                 names = numbers[first:-1]
-                                chosen.insert(0, first + largest_file(names, frame, _READ_SECONDS))
+                                chosen.insert(0, first + largest_file(names, frame, READ_SECONDS))
                             with suppress(Exception):  # of classes of tensors that cannot be copied
                                 gathered.go_on(frame, first, left - len(chosen))
                             for index in chosen:
                                 loop.given = index + 1
                                 item = numbers[index]
-                                yield (_first(items) + index, item) if is_numbered else item
+                                if is_numbered:
+                                    item = items.gi_frame.f_locals["start"] + index, item
+                                yield item
                 if not is_over:
                     gathered.learn(sys._getframe(1), loop.given)
                     continue
@@ -377,11 +372,11 @@ class Loops:
                     can_look = code.LOOKED in self._called[place] and not loop.is_outer
                     if can_look and len(loop.moved) > 1 and progress.batches() == loaded:
                         lengths = [(each, len(each)) for each in lists_of(sys._getframe(1))]
-                        yield from self._look_ahead(loop, place, reached)
+                        yield from self.ahead.rounds(loop, place, reached)
                         for each, length in lengths:
                             if isinstance(each, list):
                                 del each[length:]
-                    yield from self._longest(
+                    yield from self.ahead.longest(
                         loop, iterator, enumerate if is_numbered else iter, numbers
                     )
                     if (short := all_bytes - self._recorder.live_bytes()) > 0:
@@ -398,7 +393,7 @@ class Loops:
                         yield 0
                 break
         except StopIteration:
-            self._met(loop)
+            self.ahead.met(loop)
             if loop.ends_itself and progress.is_cut():
                 frame = sys._getframe(1)
                 left = loop.rounds_left(frame, loop.ends_itself - loop.given)
@@ -449,107 +444,22 @@ class Loops:
         if loop.given == index:
             item = held
         elif index == -1 and place in self.training and not loop.is_outer:  # no stages, nor tasks
-            has_time = time_to_read(_READ_SECONDS)
+            has_time = time_to_read(READ_SECONDS)
             left = takewhile(lambda _: has_time(), loop.batches[loop.given :])
-            sizes = [*map(self._batch_size, left), 0]
-            index, loop.held = loop.given + sizes.index(max(sizes)), (None, None)
-            if max(sizes) > loop.most:
+            place_left, size = largest_batch(left)
+            index, loop.held = loop.given + place_left, (None, None)
+            if size > loop.most:
                 largest = loop.batches[index]
                 loop.held = index, item
                 item = (item[0] - loop.given + index, largest) if is_numbered else largest
         loop.given += 1
         if place in self.training and not batches:
-            loop.most = max(loop.most, self._batch_size(item))
+            loop.most = max(loop.most, batch_size(item))
         loop.ends_itself = batches if loop.given <= batches else 0
         if loop.given == 1:
             parts = item if type(item) is tuple else (item,)
             loop.has_parts = any(isinstance(each, nn.Module) for each in parts)
         return item
-
-    def _longest(
-        self, loop: Running, left: Iterator[Any], shown: Callable[[Any], Any], items: Any
-    ) -> Iterator[Any]:
-        """Yield the largest batch that is left of a loop whose code makes them itself, or that a later
-        epoch has, unless one that it has met was as large."""
-        has_time = time_to_read(_READ_SECONDS)
-        before = self._recorder.now(), self._progress.trained()
-
-        def is_plain(item: Any) -> bool:
-            """Whether there is time, and nothing runs on the GPU to make a batch."""
-            return has_time() and before == (self._recorder.now(), self._progress.trained())
-
-        waits = type(left) is type(iter(int, 1))  # perhaps for what the body of the loop does
-        begin = getattr(getattr(type(items), "__iter__", None), "__code__", None)
-        epochs = _EPOCHS if begin is not None and is_user_code(begin.co_filename) else 0
-
-        def later() -> Iterator[Any]:
-            again = copy(items)  # whose place in an epoch is its own
-            for _ in range(epochs):
-                yield from shown(again)
-
-        largest = None
-        for source in (left, later() if epochs else iter(())):
-            with suppress(Exception):  # of code that counts on the body
-                batches = takewhile(is_plain, source if loop.most and not waits else ())
-                largest = max(chain([largest], batches), key=self._batch_size)
-                if has_time():
-                    self._met(loop)
-        if self._batch_size(largest) > loop.most:
-            yield largest
-
-    def _look_ahead(self, loop: Running, place: str, given: int) -> Iterator[int]:
-        """Yield the numbers after the first ``given`` of a loop over a range whose batches differ in size: a
-        round ends as a model begins, unless its batch is larger than any before."""
-        has_time = time_to_read(_READ_SECONDS)
-        self._looking, self._progress.looks = loop, place
-        try:
-            for index in range(given, len(loop.numbers) - 2):
-                if not has_time():
-                    break
-                if index not in loop.found:  # a condition on the number may change the network
-                    self._is_whole = False
-                    yield loop.numbers[index]
-        finally:
-            self._progress.looks, self._looking = "", None
-
-    def looked(self, place: str) -> tuple[type[BaseException], ...]:
-        """Return what ends a round of a loop that looks ahead, which may have no further batch; of one
-        within it, it does not."""
-        is_other = place != self._progress.looks
-        return () if is_other or self._is_whole else (Looked, Exception)
-
-    def ends_round(self, size: int) -> bool:
-        """Whether a round ends as a model begins with ``size`` numbers, or moves them to the GPU."""
-        if self._looking is not None:
-            self._is_whole |= size > max(self._looking.moved)
-            if not self._is_whole:
-                return True
-        if self._sized != (sized := self._progress.trained()):
-            self._sized = sized
-            for each in self._running:
-                if each.numbers:
-                    each.moved.add(size)
-        return False
-
-    def _met(self, loop: Running) -> None:
-        """A loop has given all its batches; one within a loop that gives others is not meant."""
-        outer = self._running[: self._running.index(loop)]
-        self.met_longest |= bool(loop.most) and all(each.numbers for each in outer)
-
-    def _batch_size(self, item: Any, depth: int = 4) -> int:
-        """Return the numbers and words in a batch, also one that is an object; 0 for a single one."""
-        if isinstance(item, torch.Tensor | np.ndarray):
-            return math.prod(item.shape)
-        if isinstance(item, dict):
-            parts = [*item.values()]
-        elif isinstance(item, tuple | list):
-            parts = [*item]
-        elif isinstance(item, nn.Module) or not hasattr(type(item).__init__, "__code__"):
-            return 0
-        else:
-            parts = [*getattr(item, "__dict__", {}).values()]
-        more = depth and sum(self._batch_size(each, depth - 1) for each in parts[:LARGEST])
-        return more or len(parts)
 
     @property
     def trains(self) -> bool:
@@ -612,9 +522,9 @@ class Loops:
         rise = max(1, counter - loop.counter)
         if isinstance(walked, list | tuple):
             left = walked[counter : counter + loop.skipped * rise + 1 : rise]
-            sizes = [*map(self._batch_size, left), 0]
-            if (largest := max(sizes)) > loop.most:
-                loop.skipped, loop.most = sizes.index(largest), largest
+            place, size = largest_batch(left)
+            if size > loop.most:
+                loop.skipped, loop.most = place, size
         loop.counter = counter + loop.skipped * rise
         loop.left, loop.skipped = (limit + more - loop.counter - 1) // rise, 0
         return loop.counter
@@ -639,7 +549,7 @@ class Loops:
         # A worker's errors reach the loop over its loader.
         if (
             is_own
-            or (self._progress.looks and not self._is_whole)
+            or (self._progress.looks and not self.ahead.is_whole)
             or get_worker_info() is not None
             or self._progress.is_inside()
             or not may_be_cut
@@ -725,7 +635,7 @@ class Loops:
             code.CUT: self.was_cut,
             code.ENDS: self._ends,
             code.NEAR_END: self.near_end,
-            code.LOOKED: self.looked,
+            code.LOOKED: self.ahead.looked,
         }
         # Such modules may run again: a plan traces the script's model anew.
         later: dict[str, Any] = {
@@ -755,10 +665,6 @@ def _is_aside() -> bool:
 
 def _is_numbered(items: Any) -> bool:
     return isinstance(items, GeneratorType) and items.gi_code is Loops.enumerated.__code__
-
-
-def _first(items: Any) -> Any:
-    return items.gi_frame.f_locals["start"]
 
 
 def _shown(items: Any) -> Any:

@@ -46,7 +46,8 @@ from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.script.counters import Counters, Progress
 from gpumemnet.tracing.script.drawn_numbers import extreme_draws, replaced_draws
 from gpumemnet.tracing.script.libraries import take_from_gpu
-from gpumemnet.tracing.script.loops import Looked, Loops
+from gpumemnet.tracing.script.look_ahead import Looked
+from gpumemnet.tracing.script.loops import Loops
 from gpumemnet.tracing.script.models import (
     GENERATION,
     Generation,
@@ -261,7 +262,7 @@ class ScriptObserver:
         Raises:
             Looked: it ends.
         """
-        if size and self.loops.ends_round(size):
+        if size and self.loops.ahead.ends_round(size):
             self._inputs.clear()
             self.modules.forget()
             raise Looked
@@ -514,7 +515,7 @@ class ScriptObserver:
             if step not in self.step_names:
                 shapes[self.optimizers.steppers(step)][each] += 1
         different = max(shapes.values(), key=len, default=Counter())
-        is_met = self.loops.met_longest or "the longest batch" in self.step_names.values()
+        is_met = self.loops.ahead.met_longest or "the longest batch" in self.step_names.values()
         # Where most have the largest, the others are the last of an epoch.
         largest = max(
             different, key=lambda each: prod(map(int, re.findall(r"\d+", each))), default=""
