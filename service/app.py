@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,10 +21,11 @@ from starlette.routing import Route
 from uvicorn.config import STARTUP_FAILURE
 
 from gpumemnet.errors import GpumemnetError
+from gpumemnet.sandbox.process import end_with_parent
 from gpumemnet.site.releases import Registry
 from gpumemnet.units import MIB
 
-from .api.access import KeyRing
+from .api.access import ApiKey
 from .api.admission import AccessControl
 from .api.handlers import JsonHandler
 from .api.openapi import openapi_document
@@ -60,14 +60,7 @@ logger = logging.getLogger("gpumemnet.service")
 
 def worker_app() -> FastAPI:
     """The application of one of several workers; a mistake in the settings ends all of them."""
-    parent = os.getppid()
-
-    def end_with_parent() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=end_with_parent, name="gpumemnet-parent", daemon=True).start()
+    end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
     try:
         return create_app(read_settings())
     except GpumemnetError as error:
@@ -209,7 +202,7 @@ class KeyFile:
     """
 
     settings: Settings
-    keys: KeyRing
+    keys: dict[bytes, ApiKey]
     _failure: str = ""
 
     def follow(self) -> None:
@@ -222,5 +215,8 @@ class KeyFile:
             self._failure = str(error)
             return
         self._failure = ""
-        if keys is not None and self.keys.replace(keys):
+        if keys is not None and keys != self.keys:
+            self.keys.update(keys)  # first: each request finds a key that stays
+            for gone in self.keys.keys() - keys.keys():
+                del self.keys[gone]
             logger.info("the keys have changed: %d", len(self.keys))

@@ -24,8 +24,7 @@ from gpumemnet.units import MIB
 from .api.access import (
     ANY,
     LOOPBACK,
-    AllowedHosts,
-    KeyRing,
+    ApiKey,
     is_loopback_name,
     parse_hosts,
     parse_keys,
@@ -108,8 +107,8 @@ class Settings(BaseSettings):
         """Whether requests need an API key."""
         return bool(self.api_keys) or self.api_keys_file is not None
 
-    def keys(self) -> KeyRing | None:
-        """The API keys; ``None`` when there are none, and no key is required.
+    def keys(self) -> dict[bytes, ApiKey] | None:
+        """The API keys by the hash of each; ``None`` when there are none, and no key is required.
 
         Raises:
             SettingsError: names the variable and the invalid entry.
@@ -132,10 +131,9 @@ class Settings(BaseSettings):
                 raise SettingsError(f"{variable} {error}") from None
         return parse_keys("\n".join(texts.values())) if texts else None
 
-    def hosts(self) -> AllowedHosts | None:
-        """The hosts that requests may be addressed to; ``None`` for any."""
-        allowed = self.allowed_hosts or frozenset({ANY if self.has_keys else LOOPBACK})
-        return None if ANY in allowed else AllowedHosts(allowed)
+    def hosts(self) -> frozenset[str]:
+        """The hosts that requests may be addressed to."""
+        return self.allowed_hosts or frozenset({ANY if self.has_keys else LOOPBACK})
 
     def observations(self) -> str | None:
         """The URL of the database of observations; ``None`` when it is off."""

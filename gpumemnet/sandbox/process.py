@@ -562,9 +562,9 @@ def _start_worker() -> None:
     end_with_parent()
 
 
-def end_with_parent() -> None:
-    """End this worker process when its parent dies, by whatever signal; for the initializer of a
-    process pool.
+def end_with_parent(end: Callable[[], None] = lambda: os._exit(1)) -> None:
+    """End this worker process, by ``end``, when its parent dies, by whatever signal; for the
+    initializer of a process pool.
 
     A worker waits for its next task on a pipe that the other workers hold open too.  If the parent
     were killed, all of them would wait forever and keep their memory.
@@ -575,6 +575,6 @@ def end_with_parent() -> None:
 
     def wait() -> None:
         parent.join()
-        os._exit(1)  # a thread cannot end the process otherwise, and no parent is left to report to
+        end()  # by default at once, as no parent is left to report to
 
     threading.Thread(target=wait, name="end-with-parent", daemon=True).start()

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -49,26 +48,6 @@ class ApiKey:
     digest: bytes
 
 
-class KeyRing:
-    """All configured API keys."""
-
-    def __init__(self, keys: Iterable[ApiKey]) -> None:
-        self._keys = {key.digest: key for key in keys}
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def replace(self, other: KeyRing) -> bool:
-        """Hold the keys of ``other`` from now on; returns whether these are different ones."""
-        before, self._keys = self._keys, other._keys
-        return before != self._keys
-
-    def find(self, presented: bytes) -> ApiKey | None:
-        """The key that was presented, or ``None``.  Looking for its hash takes a time that tells
-        nothing of the keys: nobody can choose the hash of a guess."""
-        return self._keys.get(sha256(presented).digest())
-
-
 def parse_key(text: str) -> ApiKey:
     """The key in one entry of the settings.
 
@@ -86,7 +65,7 @@ def parse_key(text: str) -> ApiKey:
     return ApiKey(name, frozenset(names), bytes.fromhex(digest))
 
 
-def parse_keys(text: str) -> KeyRing:
+def parse_keys(text: str) -> dict[bytes, ApiKey]:
     """The keys of a setting or a file: entries separated by commas or lines; ``#`` begins a
     comment.
 
@@ -107,7 +86,7 @@ def parse_keys(text: str) -> KeyRing:
             raise ValueError(f"has an entry that cannot be used: number {number} {error}") from None
     if min(len({key.name for key in keys}), len({key.digest for key in keys})) < len(keys):
         raise ValueError("has two keys of one name, or one key under two names")
-    return KeyRing(keys)
+    return {key.digest: key for key in keys}
 
 
 def new_key(name: str, scopes: str) -> tuple[str, str]:
@@ -142,21 +121,17 @@ _HOST_NAME: Final = re.compile(
 )
 
 
-class AllowedHosts:
-    """The hosts that a request may name in ``Host`` and ``Origin``.
+@lru_cache(1000)
+def allows(hosts: frozenset[str], value: bytes) -> bool:
+    """Whether ``Host`` or ``Origin`` may have this value.
 
     Args:
-        hosts: names and IP addresses, :data:`LOOPBACK` among them for all of this machine alone.
+        hosts: allowed names and IP addresses; :data:`LOOPBACK` stands for all of this machine
+            alone, :data:`ANY` for any.
+        value: of the header.
     """
-
-    def __init__(self, hosts: Collection[str]) -> None:
-        self._hosts = frozenset(hosts)
-        self.allows = lru_cache(1000)(self._allows)
-
-    def _allows(self, value: bytes) -> bool:
-        """Whether ``Host`` or ``Origin`` may have this value."""
-        host = host_name(value.decode("latin-1").rpartition("://")[2])
-        return host in self._hosts or (LOOPBACK in self._hosts and is_loopback_name(host))
+    host = host_name(value.decode("latin-1").rpartition("://")[2])
+    return not hosts.isdisjoint((host, ANY)) or (LOOPBACK in hosts and is_loopback_name(host))
 
 
 def host_name(authority: str) -> str:

@@ -62,12 +62,7 @@ _KIND_OF_ERROR: Final = {
     InvalidRequestError: INVALID_REQUEST,
     UnsupportedJobError: UNSUPPORTED_JOB,
 }
-PROBLEM_KINDS: Final = (
-    *_KIND_OF_ERROR.values(),
-    *(OUTSIDE_SUPPORT, UNKNOWN, CONFLICT, NOT_FOUND, WRONG_METHOD, TOO_LARGE, NO_JSON),
-    *(UNAUTHORIZED, FORBIDDEN, MISDIRECTED, OVERLOADED),
-    *(INVALID_HTTP, INTERNAL_ERROR),
-)
+PROBLEM_KINDS: Final = [kind for kind in vars().values() if isinstance(kind, ProblemKind)]
 """Every problem type of the service."""
 
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, NamedTuple
+from uuid import UUID
 
 from prometheus_client import Counter, Gauge
 from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
@@ -71,7 +71,6 @@ RETRY_SECONDS: Final = 1.0
 REFRESH_SECONDS: Final = 5.0
 SWEEP_SECONDS: Final = 60.0
 
-_UUID_7: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
 _SLICE_SECONDS: Final = 0.0002
 """The thread pauses after so much work; otherwise it would hold the interpreter's lock for many
 milliseconds."""
@@ -493,6 +492,5 @@ def _busy(reason: str) -> Refusal:
 
 def made_at_seconds(identity: str | None) -> float:
     """Creation time of a prediction, from its id (UUID version 7); 0 for other ids."""
-    if identity is None or _UUID_7.fullmatch(identity) is None:
-        return 0.0
-    return int(identity[:8] + identity[9:13], 16) / 1000
+    known = UUID(identity) if identity else None
+    return (known.int >> 80) / 1000 if known and known.version == 7 else 0.0
