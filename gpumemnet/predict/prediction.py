@@ -6,25 +6,21 @@ Probabilities are computed on first access.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Final, NamedTuple, overload
 
 import numpy as np
 
 from gpumemnet.atomic_files import Document
 from gpumemnet.gpu import (
-    MAX_CONTEXT_MIB,
     ContextEstimate,
     DeviceProfile,
     available_mib,
     context,
-    device_profile,
     grown_context,
 )
 from gpumemnet.job.job_table import Array, Flags, Indices
-from gpumemnet.job.layers import check_count
 from gpumemnet.predict.bundle_card import BundleCard
 from gpumemnet.predict.distribution import BinScheme, MemoryDistribution
 from gpumemnet.units import MIB
@@ -62,8 +58,10 @@ class PredictionGpu:
     is_calibrated: bool = False
 
 
-class GpuResolver:
-    """Finds the GPU of every answer of a predictor, and the CUDA context that the answer contains.
+def prediction_gpu(
+    cards: Sequence[BundleCard], context_bytes: int | None, device: DeviceProfile, source: str
+) -> PredictionGpu:
+    """The GPU of an answer, and the CUDA context that the answer contains.
 
     The context depends on the GPU, its driver and the software, not on the model that answers.  It
     is, the first that is known: what the site has calibrated, what the site has set, what the
@@ -72,65 +70,36 @@ class GpuResolver:
 
     Args:
         cards: those of the predictor's bundles, in order.
-        gpu: the GPU where none is asked for; by default that of the first card's labels.
-        context_bytes: the site's CUDA context, on any GPU that the site has not calibrated; by
-            default nothing is stated.
-
-    Raises:
-        InvalidRequestError: when the GPU is unknown.
-        InvalidJobError: when the context is impossible.
+        context_bytes: the site's CUDA context, on any GPU that the site has not calibrated;
+            ``None`` where nothing is stated.
+        device: the GPU.
+        source: who named it.
     """
-
-    def __init__(
-        self, cards: Iterable[BundleCard], gpu: str | None = None, context_bytes: int | None = None
-    ) -> None:
-        if context_bytes is not None:
-            check_count(context_bytes, "context_bytes", 1, MAX_CONTEXT_MIB * MIB)
-        self._cards = list(cards)
-        self._context_bytes = context_bytes
-        self._of_device = cache(self._prediction_gpu)
-        self._default = (
-            self._find(gpu, SETTING) if gpu is not None else self._find(self._cards[0].gpu, DEFAULT)
+    gpu, estimate = device.name, context(device)
+    measured = {card.contexts[gpu]: card.name for card in cards if gpu in card.contexts}
+    sites = [
+        card.site_calibration
+        for card in cards
+        if card.site_calibration is not None and card.site_calibration.gpu == gpu
+    ]
+    if found := [one.context_bytes for one in sites if one.context_bytes is not None]:
+        estimate = grown_context(max(found), "calibrated at this site (gpumemnet calibrate)")
+    elif context_bytes is not None:
+        estimate = grown_context(context_bytes, "set by the site (GPUMEMNET_CONTEXT_MIB)")
+    elif measured:
+        largest = max(measured)  # a context grows with the kernels in use
+        estimate = grown_context(
+            largest, f"measured: contained in the labels of {measured[largest]}"
         )
-
-    def resolve(self, gpu: str | None) -> PredictionGpu:
-        """Returns the GPU called ``gpu``; by default that of the settings.
-
-        Raises:
-            InvalidRequestError: when the catalogue does not know it.
-        """
-        return self._default if gpu is None else self._find(gpu, REQUEST)
-
-    def _find(self, gpu: str, source: str) -> PredictionGpu:
-        """The same object for the same GPU, so that what is computed for it can be kept."""
-        return self._of_device(device_profile(gpu), source)
-
-    def _prediction_gpu(self, device: DeviceProfile, source: str) -> PredictionGpu:
-        gpu, estimate = device.name, context(device)
-        measured = {card.contexts[gpu]: card.name for card in self._cards if gpu in card.contexts}
-        sites = [
-            card.site_calibration
-            for card in self._cards
-            if card.site_calibration is not None and card.site_calibration.gpu == gpu
-        ]
-        if found := [one.context_bytes for one in sites if one.context_bytes is not None]:
-            estimate = grown_context(max(found), "calibrated at this site (gpumemnet calibrate)")
-        elif self._context_bytes is not None:
-            estimate = grown_context(self._context_bytes, "set by the site (GPUMEMNET_CONTEXT_MIB)")
-        elif measured:
-            largest = max(measured)  # a context grows with the kernels in use
-            estimate = grown_context(
-                largest, f"measured: contained in the labels of {measured[largest]}"
-            )
-        return PredictionGpu(
-            gpu,
-            source,
-            device.capacity_bytes,
-            available_mib(device) * MIB,
-            device.blas_workspace_bytes,
-            estimate,
-            bool(sites),
-        )
+    return PredictionGpu(
+        gpu,
+        source,
+        device.capacity_bytes,
+        available_mib(device) * MIB,
+        device.blas_workspace_bytes,
+        estimate,
+        bool(sites),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

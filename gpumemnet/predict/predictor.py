@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Iterable, Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -25,10 +25,10 @@ from gpumemnet.errors import (
     InvalidRequestError,
     UnsupportedJobError,
 )
-from gpumemnet.gpu import GENERIC_BLAS_WORKSPACE_BYTES
+from gpumemnet.gpu import GENERIC_BLAS_WORKSPACE_BYTES, MAX_CONTEXT_MIB, device_profile
 from gpumemnet.job.job_table import Array, Flags, Indices, JobTable
 from gpumemnet.job.json_codec import ReadJobs
-from gpumemnet.job.layers import check_choice, describe
+from gpumemnet.job.layers import check_choice, check_count, describe
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.physics.replicas import added_by_replicas
 from gpumemnet.predict.bundle import (
@@ -51,12 +51,15 @@ from gpumemnet.predict.features import (
     model_features,
 )
 from gpumemnet.predict.prediction import (
-    GpuResolver,
+    DEFAULT,
+    REQUEST,
+    SETTING,
     PredictingModel,
     Prediction,
     PredictionGpu,
     PredictionOptions,
     PredictionTable,
+    prediction_gpu,
 )
 from gpumemnet.predict.support import Support, option_reasons
 from gpumemnet.units import GIB, MIB
@@ -333,7 +336,7 @@ class Predictor:
         gpu: the GPU that answers are for where none is asked for; by default that of the first
             bundle's card.
         context_bytes: the CUDA context of the site; by default what
-            :class:`~gpumemnet.predict.prediction.GpuResolver` finds.
+            :func:`~gpumemnet.predict.prediction.prediction_gpu` finds.
 
     Raises:
         BundleError: when there is no bundle, two bundles have the same name, or a graph does not
@@ -361,7 +364,13 @@ class Predictor:
         self._models: dict[str, BundleModel] = {
             encoder: BundleModel(chosen[encoder]) for encoder in ENCODERS if encoder in chosen
         }
-        self._gpus = GpuResolver((bundle.card for bundle in self.bundles), gpu, context_bytes)
+        if context_bytes is not None:
+            check_count(context_bytes, "context_bytes", 1, MAX_CONTEXT_MIB * MIB)
+        cards = [bundle.card for bundle in self.bundles]
+        # The same object for the same GPU, so that what is computed for it can be kept.
+        self._gpu = cache(partial(prediction_gpu, cards, context_bytes))
+        named = (cards[0].gpu, DEFAULT) if gpu is None else (gpu, SETTING)
+        self._default = self._gpu(device_profile(named[0]), named[1])
 
     @classmethod
     def default(cls, **settings: Any) -> Predictor:
@@ -382,7 +391,7 @@ class Predictor:
         Raises:
             InvalidRequestError: when neither the catalogue nor a bundle knows it.
         """
-        return self._gpus.resolve(gpu)
+        return self._default if gpu is None else self._gpu(device_profile(gpu), REQUEST)
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:

@@ -17,7 +17,6 @@ from gpumemnet.predict.distribution import BinScheme, MemoryDistribution
 from gpumemnet.predict.gpu_fit import Target, target
 from gpumemnet.predict.largest_batch import batch_grid, batch_sizes
 from gpumemnet.predict.prediction import (
-    GpuResolver,
     PredictingModel,
     PredictionOptions,
     PredictionTable,
@@ -37,7 +36,7 @@ def device(free_mib: int) -> Target:
     return target("A100", free_mib=free_mib, device="x")
 
 
-PREDICTION_GPU = GpuResolver([shipped().card])
+OF_SHIPPED = Predictor([shipped()])
 
 
 class Erratic:
@@ -46,7 +45,7 @@ class Erratic:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self.prediction_gpu = PREDICTION_GPU.resolve
+        self.prediction_gpu = OF_SHIPPED.prediction_gpu
 
     def predict_table(
         self, jobs: JobTable, options: PredictionOptions | None = None, **keywords: Any
