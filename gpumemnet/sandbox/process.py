@@ -14,7 +14,6 @@ import io
 import json
 import logging
 import math
-import multiprocessing
 import os
 import re
 import signal
@@ -46,6 +45,7 @@ from gpumemnet.errors import (
     check_installed,
 )
 from gpumemnet.sandbox.checkpoint import begin
+from gpumemnet.sandbox.parent import end_with_parent
 from gpumemnet.sandbox.user_code import checkout_folder, user_calls, user_location
 
 NO_COMPILING: Final = "TORCHDYNAMO_DISABLE"
@@ -560,21 +560,3 @@ def _start_worker() -> None:
 
     torch.set_num_threads(1)  # more threads would only wait for those of the other processes
     end_with_parent()
-
-
-def end_with_parent(end: Callable[[], None] = lambda: os._exit(1)) -> None:
-    """End this worker process, by ``end``, when its parent dies, by whatever signal; for the
-    initializer of a process pool.
-
-    A worker waits for its next task on a pipe that the other workers hold open too.  If the parent
-    were killed, all of them would wait forever and keep their memory.
-    """
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-
-    def wait() -> None:
-        parent.join()
-        end()  # by default at once, as no parent is left to report to
-
-    threading.Thread(target=wait, name="end-with-parent", daemon=True).start()
