@@ -23,9 +23,10 @@ import numpy as np
 from gpumemnet.errors import InvalidRequestError, did_you_mean
 from gpumemnet.job.layers import check_choice, describe
 from gpumemnet.job.table_reader import error_at
+from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.units import GIB, MIB
 
-from .families import FAMILY_NAMES, Feature, family
+from .families import Feature, family
 from .planned_job import FEATURES as OPTIONS
 from .planned_job import (
     Options,
@@ -143,7 +144,7 @@ def load_recipe(name_or_path: str) -> Recipe:
 
 def _recipe(document: object, name: str, digest: str) -> Recipe:
     top = _mapping(document, "", ("name", "family", "features", "options", "memory", "work"))
-    family_name = check_choice(top.get("family"), FAMILY_NAMES, "family")
+    family_name = check_choice(top.get("family"), FAMILIES, "family")
     family_features = family(family_name).FEATURES
     features = _mapping(top.get("features"), "features", tuple(family_features))
     options = _mapping(top.get("options"), "options", tuple(OPTIONS))

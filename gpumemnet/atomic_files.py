@@ -30,18 +30,6 @@ Document = dict[str, Any]
 """A JSON object."""
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """Write ``content`` to the new file ``path`` and flush it to the disk.
-
-    Raises:
-        OSError: when the file system refuses.
-    """
-    with path.open("xb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
 def read_file(path: Path, most_bytes: int) -> bytes:
     """The content of a file.
 

@@ -1,8 +1,18 @@
 """The families of networks that the builder measures, and the functions that each family provides.
 
-A family is one module with the functions that :class:`Family` lists.  A new family is a new module
-here, its entry in :func:`family`, and a recipe: no other module of the builder depends on the kind
-of network.
+A family is one module.  It provides:
+
+* ``FEATURES``: the features of the search space, of which a recipe declares every one;
+* ``ARCHITECTURE``: the subclass of :class:`Architecture` that describes one network;
+* ``compose(values)``: the architecture for one value of every feature;
+* ``can_train(architecture, batch_size)``: whether the network trains at this batch size;
+* ``rough_sizes(architecture)``: the network's :class:`RoughSizes`, in microseconds;
+* ``build(architecture)``: the network, on torch's current default device, returning logits;
+* ``tensors(architecture)``: a :class:`TensorSpec` of every input of the forward pass, and one of
+  the targets of the loss.
+
+A new family is a new module here, its name in the product's list of families, and a recipe: no
+other module of the builder depends on the kind of network.
 """
 
 from __future__ import annotations
@@ -15,16 +25,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import Layer, describe
-from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.job.training_job import FAMILIES, TrainingJob
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
-FAMILY_NAMES: Final = ("mlp", "cnn", "transformer")
 _SAMPLES: Final = 2
 """Batch size of an extraction: batch norm does not accept a single sample."""
 
@@ -94,34 +104,6 @@ class Architecture:
     """Every parameter of a network of one family; equal networks are equal architectures."""
 
 
-class Family(Protocol):
-    """The functions of a family's module."""
-
-    FEATURES: Mapping[str, Feature]
-    """The features of the search space; a recipe declares every one of them."""
-    ARCHITECTURE: type[Architecture]
-
-    def compose(self, values: Mapping[str, Any]) -> Architecture:
-        """The architecture for one value of every feature."""
-        ...
-
-    def can_train(self, architecture: Any, batch_size: int) -> bool:
-        """Whether the network trains at this batch size."""
-        ...
-
-    def rough_sizes(self, architecture: Any) -> RoughSizes:
-        """The network's sizes, in microseconds."""
-        ...
-
-    def build(self, architecture: Any) -> nn.Module:
-        """The network, on torch's current default device, returning logits."""
-        ...
-
-    def tensors(self, architecture: Any) -> tuple[tuple[TensorSpec, ...], TensorSpec]:
-        """The inputs of the forward pass, and the targets of the loss."""
-        ...
-
-
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """The training loss of every family, cross-entropy: of logits ``[batch, classes, …]``, or of a
     language model's ``[batch, tokens, vocabulary]``.
@@ -135,15 +117,15 @@ def loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(outputs, targets)
 
 
-def family(name: str) -> Family:
-    """The family called ``name``.
+def family(name: str) -> ModuleType:
+    """The module of the family called ``name``.
 
     Raises:
         DatasetError: lists the families.
     """
-    if name not in FAMILY_NAMES:
-        raise DatasetError(f"family must be one of {', '.join(FAMILY_NAMES)}, not {describe(name)}")
-    return cast(Family, importlib.import_module(f"{__name__}.{name}"))
+    if name not in FAMILIES:
+        raise DatasetError(f"family must be one of {', '.join(FAMILIES)}, not {describe(name)}")
+    return importlib.import_module(f"{__name__}.{name}")
 
 
 def parse_architecture(family_name: str, document: Any) -> Architecture:

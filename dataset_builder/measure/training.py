@@ -22,6 +22,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from types import ModuleType
 from typing import Any, Final
 
 import torch
@@ -40,7 +41,7 @@ from gpumemnet.physics.element_types import (
 )
 from gpumemnet.physics.optimizers import torch_call
 
-from ..families import Family, TensorSpec, family
+from ..families import TensorSpec, family
 from ..families import loss as cross_entropy
 from ..families.blocks import checkpoint_blocks
 from ..planned_job import Options, PlannedJob, frozen_layers, parse_planned
@@ -58,7 +59,7 @@ Observe = Callable[[str], int]
 
 @dataclass(frozen=True)
 class _Run:
-    members: Family
+    members: ModuleType
     planned: PlannedJob
     device: torch.device
     network: nn.Module

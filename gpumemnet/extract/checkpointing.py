@@ -13,11 +13,16 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Final
 
+import torch.utils.checkpoint
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from gpumemnet.errors import ExtractError
+from gpumemnet.sandbox.user_code import running_frame
+
+_FILE: Final = str(torch.utils.checkpoint.__file__)
 
 _MIN_BLOCKS = 2
 _MIN_WEIGHTS = 2
@@ -94,6 +99,11 @@ def _called(block: nn.Module) -> list[nn.Module]:
     if type(block) in (nn.ModuleList, nn.ModuleDict):
         return [called for child in block.children() for called in _called(child)]
     return [block]
+
+
+def checkpoint_calls() -> bool:
+    """Whether the code that asks runs within a checkpoint, which computes a part of a model again."""
+    return running_frame(_FILE.__ne__) is not None
 
 
 @contextmanager

@@ -10,7 +10,6 @@ also through views and through functions of parameters only.
 from __future__ import annotations
 
 import math
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +29,7 @@ from gpumemnet.extract.attention import (
     math_kernel_steps,
     module_call,
 )
-from gpumemnet.extract.checkpointing import blocks
+from gpumemnet.extract.checkpointing import blocks, checkpoint_calls
 from gpumemnet.extract.layer_kinds import (
     LOSS,
     NOT_A_LAYER,
@@ -44,7 +43,6 @@ from gpumemnet.extract.placement import MissingValues, placement
 from gpumemnet.physics.attention_kernels import MATH, AttentionCall
 from gpumemnet.physics.saved_tensors import RESERVED_PER_UNIT, kept_in_place, reserve_elements
 from gpumemnet.torch_private.names import (
-    CHECKPOINT_FILE,
     Arguments,
     Function,
     storage_id,
@@ -474,10 +472,7 @@ class _Recorder:
                 block=block if self._blocks else None,
             )
         )
-        frame = None if self._checkpointed else sys._getframe()
-        while frame is not None and not self._checkpointed:
-            self._checkpointed = frame.f_code.co_filename == CHECKPOINT_FILE
-            frame = frame.f_back
+        self._checkpointed = self._checkpointed or checkpoint_calls()
 
     def _refined(self, kind: str, used: frozenset[int], inputs: Sequence[Tensor]) -> str:
         if kind == "matmul" and used:

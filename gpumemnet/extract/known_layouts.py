@@ -109,6 +109,7 @@ def _grouped_product(
     return torch.empty_strided(shape, strides, dtype=dtype or left.dtype, device="meta")
 
 
+@cache
 def written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
     """Position and name of the arguments that the operator writes into."""
     return tuple(

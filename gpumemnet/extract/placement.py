@@ -263,8 +263,6 @@ class KnownValues(DispatchMode):
         self._overwritten: MutableMapping[int, torch.UntypedStorage] = WeakValueDictionary()
         """Real storages that a meta tensor was written into: their values are unknown."""
         self.numbers = HostNumbers(self.unknown, missing_values.assumed)
-        self._writes: dict[Any, tuple[tuple[int, str], ...]] = {}
-        """Operator → position and name of the arguments that it writes into."""
 
     def unknown(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor's values are unknown."""
@@ -390,9 +388,7 @@ class KnownValues(DispatchMode):
                 if has_no_shape or result is NotImplemented:
                     raise
                 return result
-        writes = self._writes.get(func)
-        if writes is None:
-            writes = self._writes[func] = written_arguments(func)
+        writes = written_arguments(func)
         if func.overloadpacket in _PLACED and not self.numbers.follows(tensors):
             args = self._with_drawn_places(func, args)
             tensors = argument_tensors(args, kwargs)

@@ -35,7 +35,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from gpumemnet.atomic_files import STAGING_PREFIX, read_file, sync_folder, write_file
+from gpumemnet.atomic_files import STAGING_PREFIX, read_file, replace_file, sync_folder
 from gpumemnet.errors import BundleError, first_line
 from gpumemnet.predict.bundle_card import BundleCard, parse_card
 from gpumemnet.predict.features import FEATURE_NAMES, SEQUENCE_COLUMNS
@@ -145,9 +145,8 @@ def write_bundle(folder: Path, files: Mapping[str, bytes]) -> Bundle:
     staging = Path(tempfile.mkdtemp(prefix=STAGING_PREFIX, dir=folder.parent))
     try:
         for name, content in files.items():
-            write_file(staging / name, content)
+            replace_file(staging / name, content)
         staging.chmod(0o755)
-        sync_folder(staging)
         load_bundle(staging)
         if folder.exists():
             retired = staging.with_name(staging.name + ".old")

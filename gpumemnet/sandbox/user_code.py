@@ -10,6 +10,7 @@ import os
 import sys
 import sysconfig
 import traceback
+from collections.abc import Callable
 from functools import cache
 from inspect import CO_OPTIMIZED
 from pathlib import Path
@@ -20,6 +21,7 @@ import gpumemnet
 
 _MAX_TEXT: Final = 300
 _MOST_CALLS: Final = 6
+_LEADS_TO: Final = " → "
 _INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 """Names of folders of installed packages, also of another environment."""
 
@@ -97,10 +99,7 @@ def _in_package(filename: str) -> Path | None:
 def user_location(error: BaseException) -> str:
     """Return ``file.py line 12, in forward`` for the innermost frame of the user's code; empty if
     there is none."""
-    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-        if not _is_library(frame.f_code.co_filename):
-            return place_text(frame.f_code, line)
-    return ""
+    return user_calls(error).rpartition(_LEADS_TO)[2]
 
 
 def user_calls(error: BaseException) -> str:
@@ -112,15 +111,19 @@ def user_calls(error: BaseException) -> str:
         for frame, line in frames
         if is_user_code(frame.f_code.co_filename)
     ]
-    return " → ".join(places[-_MOST_CALLS:])
+    return _LEADS_TO.join(places[-_MOST_CALLS:])
 
 
 def running_line() -> str:
     """Return the location of the user's code that runs now, as :func:`user_location` does."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _is_library(frame.f_code.co_filename):
-        frame = frame.f_back
+    frame = running_frame(_is_library)
     return "" if frame is None else place_text(frame.f_code, frame.f_lineno)
+
+
+def running_frame(passes: Callable[[str], bool]) -> FrameType | None:
+    """Return the innermost frame that runs now, but for those whose file ``passes`` passes over."""
+    frames = (frame for frame, _ in traceback.walk_stack(sys._getframe(1)))
+    return next((frame for frame in frames if not passes(frame.f_code.co_filename)), None)
 
 
 def definition(function: object) -> str:

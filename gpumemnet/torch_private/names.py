@@ -21,7 +21,6 @@ from unittest.mock import patch
 import torch
 import torch.autograd.graph
 import torch.overrides
-import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -234,9 +233,6 @@ def part_on_rank(tensor: Tensor) -> Tensor:
 STORAGE_RESIZE: Final = "torch:UntypedStorage.resize_"
 """To notice that fully_shard gives up gathered parameters."""
 
-
-CHECKPOINT_FILE: Final = str(torch.utils.checkpoint.__file__)
-"""The file whose frames say that a model recomputes a part of itself."""
 
 OWN_DICTS: Final = frozenset(
     name for name, value in vars(nn.Module()).items() if isinstance(value, dict)

@@ -13,7 +13,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from types import FrameType
 from typing import Any, Final
 
 import numpy as np
@@ -23,7 +22,7 @@ from torch import Tensor
 import gpumemnet
 from gpumemnet.extract.known_layouts import meta_like
 from gpumemnet.extract.placement import NEEDS_VALUES, READS_VALUE_BELOW, MissingValues, one
-from gpumemnet.sandbox.user_code import UnknownValueError, is_user_code
+from gpumemnet.sandbox.user_code import UnknownValueError, is_user_code, running_frame
 from gpumemnet.torch_private import script as names
 from gpumemnet.torch_private.names import (
     Arguments,
@@ -52,9 +51,7 @@ _BETWEEN: Final = (*gpumemnet.__path__, *names.WRAPPER_FILES, *names.METHOD_FILE
 def running_place() -> Place | None:
     """Return the place in the script or in a library of models that reads a value; ``None`` in
     PyTorch itself, and in libraries without it: they allocate nothing, whatever way they go."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
-        frame = frame.f_back
+    frame = running_frame(lambda file: file.startswith(_BETWEEN))
     if frame is None or frame.f_code.co_filename.startswith(names.TORCH_FOLDER):
         return None
     package = str(frame.f_globals.get("__name__")).partition(".")[0]

@@ -27,7 +27,7 @@ _HOMES: Final[Mapping[str, str]] = {
 
 
 class Rebuilds(Protocol):
-    """The functions of a :class:`~dataset_builder.families.Family` that rebuilding a row's network
+    """The functions of a family (:mod:`dataset_builder.families`) that rebuilding a row's network
     needs."""
 
     def parse(self, document: Mapping[str, Any]) -> Any:

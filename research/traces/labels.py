@@ -6,12 +6,13 @@ import json
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from dataset_builder.families import Family, TensorSpec, family, loss, parse_architecture
+from dataset_builder.families import TensorSpec, family, loss, parse_architecture
 from dataset_builder.measure.campaign import Tally
 from dataset_builder.measure.journal import Journal, Settings
 from dataset_builder.measure.training import apply_options
@@ -151,12 +152,12 @@ def _published(measurement: Measurement, device: DeviceProfile) -> Subject:
     )
 
 
-def _batch(members: Family | Rebuilds, architecture: Any, batch_size: int) -> ModelInputs:
+def _batch(members: ModuleType | Rebuilds, architecture: Any, batch_size: int) -> ModelInputs:
     inputs, _ = members.tensors(architecture)
     return ModelInputs(tuple(_tensor(spec, batch_size) for spec in inputs), {}, batch_size)
 
 
-def _loss(members: Family | Rebuilds, architecture: Any, batch_size: int) -> TargetLoss:
+def _loss(members: ModuleType | Rebuilds, architecture: Any, batch_size: int) -> TargetLoss:
     _, target = members.tensors(architecture)
     own = getattr(members, "loss", loss)
     return TargetLoss(own, (_tensor(target, batch_size),))

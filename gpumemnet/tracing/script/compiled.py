@@ -14,21 +14,20 @@ runs eagerly, and the modules in it are compiled each on its own.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
 from itertools import count
-from types import FrameType, MethodType
+from types import MethodType
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
+from gpumemnet.extract.checkpointing import checkpoint_calls
 from gpumemnet.torch_private import compiler as names
 from gpumemnet.torch_private.names import (
-    CHECKPOINT_FILE,
     Function,
     aten,
     replaced,
@@ -152,7 +151,7 @@ class Compiler:
         @wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
             nonlocal graph
-            if is_eager or _is_checkpointed():
+            if is_eager or checkpoint_calls():
                 return function(*args, **kwargs)
             self._modes = self._modes or modes_of_thread()
             try:
@@ -269,14 +268,6 @@ def _parts(module: nn.Module) -> list[nn.Module]:
         elif _has_children(child):
             found.append(child)
     return found
-
-
-def _is_checkpointed() -> bool:
-    """Whether a checkpoint calls, which computes its part again: that part runs eagerly."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename != CHECKPOINT_FILE:
-        frame = frame.f_back
-    return frame is not None
 
 
 def _has_children(module: nn.Module) -> bool:
