@@ -43,7 +43,6 @@ from gpumemnet.job.measurement import Measurement  # noqa: E402
 from gpumemnet.tracing.operators.rules import Platform  # noqa: E402
 from gpumemnet.tracing.timeline import (  # noqa: E402
     CONVOLUTION_WORKSPACE,
-    LongRun,
     Timeline,
     non_allocator_memory,
     repeated,
@@ -105,28 +104,27 @@ def replays(
     for batch_size in batch_sizes:
         timeline, _ = kept.at(batch_size, platform)
         long_run = repeated(with_prefetching(timeline) if model.prefetches else timeline)
-        sizes = long_run.timeline.sizes
+        sizes = long_run.sizes
         result: dict[str, Any] = {
             "model": model.key,
             "batch_size": batch_size,
             **{change: [] for change in CHANGES},
         }
-        result["once"] = reserved(long_run, sizes, long_run.timeline.events, platform)
+        result["once"] = reserved(long_run, sizes, long_run.events, platform)
         for seed in range(REPLAYS):
             draw = random.Random(seed)
-            other_sizes = with_other_workspaces(long_run.timeline, draw)
-            other_events = with_late_frees(long_run.timeline, draw)
-            result["workspaces"].append(
-                reserved(long_run, other_sizes, long_run.timeline.events, platform)
-            )
+            other_sizes = with_other_workspaces(long_run, draw)
+            other_events = with_late_frees(long_run, draw)
+            result["workspaces"].append(reserved(long_run, other_sizes, long_run.events, platform))
             result["frees"].append(reserved(long_run, sizes, other_events, platform))
             result["both"].append(reserved(long_run, other_sizes, other_events, platform))
         yield result
 
 
-def reserved(run: LongRun, sizes: list[int], events: tuple[int, ...], platform: Platform) -> int:
+def reserved(
+    timeline: Timeline, sizes: list[int], events: tuple[int, ...], platform: Platform
+) -> int:
     """Return the reserved bytes in steady state, within the card if that suffices."""
-    timeline = run.timeline
     capacity = (
         available_mib(platform.device) * MIB
         - non_allocator_memory(platform.device, timeline.groups).expected_bytes

@@ -481,4 +481,4 @@ def _traced(row: Mapping[str, str], job: _Job) -> int:
     platform = replace(Platform.of(device_profile(GPU), options), cudnn=cudnn)
     inputs = as_model_inputs(job.inputs, int(row["batch_per_gpu"]))
     timeline = record(job.model, inputs, options, platform).timeline
-    return replayed(timeline, timeline.sizes, AllocatorSettings()).allocated_bytes
+    return replayed(timeline, AllocatorSettings()).allocated_bytes

@@ -196,7 +196,6 @@ def _in_child(document: Document) -> Document:
     run = repeated(timeline)
     answer = result_of_run(
         run,
-        timeline,
         platform,
         request.allocator,
         model=model.name,
@@ -206,8 +205,8 @@ def _in_child(document: Document) -> Document:
         with_curve=False,
     )
     peak, parts = answer.peak, dict.fromkeys((*PARTS, "context_bytes"), 0)
-    for index in live_at(run.timeline, peak.event):
-        storage = run.timeline.storages[index]
+    for index in live_at(run, peak.event):
+        storage = run.storages[index]
         name = _PARTS.get(storage.memory_class)
         module = unwrapped(storage.module, method.gpus)
         if name == "base_weights_bytes" and "lora_" in module:

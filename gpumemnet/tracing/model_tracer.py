@@ -38,7 +38,6 @@ from gpumemnet.tracing.missing_values import GuessedValues
 from gpumemnet.tracing.operators.rules import Platform, with_cudnn
 from gpumemnet.tracing.result import BatchPoint, TraceAnswer
 from gpumemnet.tracing.timeline import (
-    LongRun,
     Memory,
     Timeline,
     curve_of,
@@ -80,8 +79,7 @@ _ONE_GPU: Final = (
 
 
 def result_of_run(
-    run: LongRun,
-    timeline: Timeline,
+    run: Timeline,
     platform: Platform,
     settings: AllocatorSettings,
     *,
@@ -95,19 +93,16 @@ def result_of_run(
 
     Args:
         run: the run with its last step repeated.
-        timeline: the run as it was recorded.
         platform: the GPU, and the source of convolution workspaces.
         settings: settings of the allocator.
         model, batch_size, loss, notes: values of the same fields of the answer.
         with_curve: whether to include the memory over one step.
     """
     device = platform.device
-    memory = memory_of(run, timeline.sizes, timeline.bounds, device, settings)
-    cuda_context, outside = context(device), non_allocator_memory(device, timeline.groups)
+    memory = memory_of(run, device, settings)
+    cuda_context, outside = context(device), non_allocator_memory(device, run.groups)
     workspaces = "rules" if platform.cudnn is None else f"cuDNN {platform.cudnn.version}"
-    is_searched_by_rules = (
-        platform.cudnn_benchmark and timeline.convolves and platform.cudnn is None
-    )
+    is_searched_by_rules = platform.cudnn_benchmark and run.convolves and platform.cudnn is None
     return TraceAnswer(
         model=model,
         gpu=device.name,
@@ -116,7 +111,7 @@ def result_of_run(
         expected_bytes=memory.expected_bytes,
         safe_bytes=memory.safe_bytes,
         startup_peak_bytes=None if is_searched_by_rules else memory.startup_peak_bytes,
-        safe_basis=safe_basis(device, run.timeline),
+        safe_basis=safe_basis(device, run),
         parts={
             **memory.replayed.parts,
             "context": cuda_context.expected_bytes,
@@ -127,17 +122,15 @@ def result_of_run(
         requested_bytes=memory.replayed.requested_bytes,
         context_bytes=cuda_context.expected_bytes,
         context_source=outside.source,
-        smallest_bytes=smallest_bytes(run, timeline.sizes, device, settings),
+        smallest_bytes=smallest_bytes(run, device, settings),
         peak=memory.replayed.peak,
         loss=loss,
         notes=notes,
-        not_included=not_included(timeline),
-        curve=curve_of(run, timeline.sizes, settings, memory.replayed.capacity_bytes)
-        if with_curve
-        else None,
-        ranks=timeline.ranks,
-        phases=phases_of(timeline, 0, {}),
-        convolution_workspaces=workspaces if timeline.convolves else None,
+        not_included=not_included(run),
+        curve=curve_of(run, settings, memory.replayed.capacity_bytes) if with_curve else None,
+        ranks=run.ranks,
+        phases=phases_of(run, 0, {}),
+        convolution_workspaces=workspaces if run.convolves else None,
     )
 
 
@@ -165,17 +158,15 @@ class ModelTracer:
             Platform.of(request.gpu, request.options), request.cudnn
         )
         self._notes = (*notes, *cudnn_notes)
-        self._long_run = cache(repeated)
         self._recorded = cache(self._record)
 
     def answer(self) -> TraceAnswer:
         """Return the memory at the job's own batch size, with the extra results."""
         inputs, extras = self._inputs, self._request.extras
         recording = self._recorded(inputs.batch_size)
-        timeline = recording.timeline
+        run = repeated(recording.timeline)
         answer = result_of_run(
-            self._long_run(timeline),
-            timeline,
+            run,
             self._platform,
             self._request.allocator,
             model=type(self._model).__name__,
@@ -193,7 +184,7 @@ class ModelTracer:
             answer,
             batches=tuple(memory.point(size) for size in extras.batches),
             max_batch_size=memory.largest(inputs.batch_size) if extras.max_batch else None,
-            job=job_to_dict(self._job(self._unlimited_reserved_bytes(timeline)))
+            job=job_to_dict(self._job(replayed(run, self._request.allocator).reserved_bytes))
             if extras.job
             else None,
         )
@@ -204,14 +195,9 @@ class ModelTracer:
             self._model, self._inputs.resized(batch_size), self._request.options, self._platform
         )
 
-    def _unlimited_reserved_bytes(self, timeline: Timeline) -> int:
-        """Return the reserved bytes on a GPU that is large enough, as a job is described without
-        its GPU."""
-        run = self._long_run(timeline)
-        sizes = [timeline.storages[origin].size_bytes for origin in run.origins]
-        return replayed(run.timeline, sizes, self._request.allocator).reserved_bytes
-
     def _job(self, reserved_bytes: int) -> TrainingJob:
+        """Return the traced job.  It takes ``reserved_bytes`` on a GPU that is large enough: a job
+        is described without its GPU."""
         options = self._request.options
         alone = {} if options.parallel == "ddp" else {"ranks": 1}
         own = options.own_optimizer
@@ -254,17 +240,17 @@ def skeleton(timeline: Timeline) -> tuple[list[int], list[tuple[str, str, str]]]
     return events, roles
 
 
-def sizes_between(
+def timeline_between(
     low: int, lower: Timeline, high: int, upper: Timeline, batch_size: int
-) -> tuple[list[int], list[int]]:
-    """Return expected bytes and upper bounds of the storages of ``upper`` at ``batch_size``, on the
-    lines through the same run at two batch sizes.
+) -> Timeline:
+    """Return the timeline at ``batch_size``, with the expected bytes and the upper bounds of the
+    storages of ``upper`` on the lines through the same run at two batch sizes.
 
     Scratch memory that only one of them has is assumed to be proportional to the batch size.
     """
     has_same = len(lower.storages) == len(upper.storages)
     before = iter([storage for storage in lower.storages if has_same or not storage.is_scratch])
-    lines = []
+    storages = []
     for storage in upper.storages:
         start, size, bound = 0, 0, 0
         if has_same or not storage.is_scratch:
@@ -272,9 +258,9 @@ def sizes_between(
             start, size, bound = low, other.size_bytes, other.bound_bytes
         share = (batch_size - start) / (high - start)
         ends = ((size, storage.size_bytes), (bound, storage.bound_bytes))
-        lines.append([max(0, round(first + share * (last - first))) for first, last in ends])
-    sizes, bounds = zip(*lines, strict=True)
-    return [*sizes], [*bounds]
+        size, bound = (max(0, round(first + share * (last - first))) for first, last in ends)
+        storages.append(replace(storage, size_bytes=size, bound_bytes=bound))
+    return replace(upper, storages=tuple(storages))
 
 
 def point_of(batch_size: int, memory: Memory | TraceAnswer, verdict: str) -> BatchPoint:
@@ -307,7 +293,6 @@ class BatchMemory:
         self._device = device
         self._settings = settings
         self._traced: dict[int, Timeline] = {}
-        self._long_run = cache(repeated)
         self._are_same = cache(
             lambda low, high: skeleton(self._traced[low]) == skeleton(self._traced[high])
         )
@@ -357,7 +342,6 @@ class BatchMemory:
             memory = self.exact(batch_size)
         else:
             lower, upper = self._traced[low], self._traced[high]
-            between = sizes_between(low, lower, high, upper, batch_size)
-            run = self._long_run(upper)
-            memory = memory_of(run, *between, self._device, self._settings)
+            between = timeline_between(low, lower, high, upper, batch_size)
+            memory = steady_memory(between, self._device, self._settings)
         return verdict_of(memory, self._device) == YES

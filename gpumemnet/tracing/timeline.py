@@ -151,11 +151,6 @@ class Timeline:
         return [storage.size_bytes for storage in self.storages]
 
     @property
-    def bounds(self) -> list[int]:
-        """Upper bound of the bytes of every storage."""
-        return [storage.bound_bytes for storage in self.storages]
-
-    @property
     def streams(self) -> list[int] | None:
         """The stream of every storage, ``None`` when all are on the default one."""
         found = [storage.stream for storage in self.storages]
@@ -203,20 +198,7 @@ class Timeline:
         return next(phase for phase in reversed(self.phases) if phase.start <= event)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LongRun:
-    """A timeline with its last step repeated.
-
-    Attributes:
-        timeline: the longer run.
-        origins: for each of its storages, the index of the same storage in the original run.
-    """
-
-    timeline: Timeline
-    origins: tuple[int, ...]
-
-
-def repeated(timeline: Timeline, steps: int = STEADY_STEPS) -> LongRun:
+def repeated(timeline: Timeline, steps: int = STEADY_STEPS) -> Timeline:
     """Repeat the last step of ``timeline`` ``steps`` times, as further training would.
 
     A step in steady state leaves as many storages as it frees of the previous step; they are paired
@@ -229,10 +211,9 @@ def repeated(timeline: Timeline, steps: int = STEADY_STEPS) -> LongRun:
     died = {~event for event in window if event < 0 and event != EMPTY_CACHE}
     inherited = sorted(storage for storage in died if not born or storage < born[0])
     left = [storage for storage in born if storage not in died]
-    storages = timeline.storages
-    origins = list(range(len(storages)))
+    storages = list(timeline.storages)
     if [_role(storages[s]) for s in inherited] != [_role(storages[s]) for s in left]:
-        return LongRun(timeline, tuple(origins))
+        return timeline
     events, phases, starts = (
         list(timeline.events),
         list(timeline.phases),
@@ -247,8 +228,8 @@ def repeated(timeline: Timeline, steps: int = STEADY_STEPS) -> LongRun:
         names: dict[int, int] = {}
         for event in window:
             if event >= 0:
-                names[event] = len(origins)
-                origins.append(event)
+                names[event] = len(storages)
+                storages.append(storages[event])
                 events.append(names[event])
             elif event == EMPTY_CACHE:
                 events.append(event)
@@ -260,16 +241,14 @@ def repeated(timeline: Timeline, steps: int = STEADY_STEPS) -> LongRun:
         passes += [index + offset for index in window_passes]
         starts.append(len(events))
         successor = {old: names[new] for old, new in zip(inherited, left, strict=True)}
-    long_storages = tuple(storages[origin] for origin in origins)
-    longer = replace(
+    return replace(
         timeline,
-        storages=long_storages,
+        storages=tuple(storages),
         events=tuple(events),
         phases=tuple(phases),
         step_starts=tuple(starts),
         passes=tuple(passes),
     )
-    return LongRun(longer, tuple(origins))
 
 
 def _role(storage: Storage) -> tuple[str, int]:
@@ -379,51 +358,33 @@ class Memory:
     startup_peak_bytes: int
 
 
-def memory_of(
-    run: LongRun,
-    sizes: Sequence[int],
-    bounds: Sequence[int],
-    device: DeviceProfile,
-    settings: AllocatorSettings,
-) -> Memory:
-    """Return the memory of ``run`` on ``device``.
-
-    Args:
-        run: the run, its last step repeated.
-        sizes, bounds: expected and largest bytes of each storage of the run before its last step
-            was repeated.
-        device: the GPU.
-        settings: settings of the allocator.
-    """
-    outside = non_allocator_memory(device, run.timeline.groups)
+def memory_of(run: Timeline, device: DeviceProfile, settings: AllocatorSettings) -> Memory:
+    """Return the memory of ``run``, its last step repeated, on ``device``."""
+    outside = non_allocator_memory(device, run.groups)
     usable = available_mib(device) * MIB
-    expected = _replayed_on(run, sizes, device, settings)
-    workspaces = safety()["workspaces"] * _largest_workspace_bytes(run.timeline, sizes, run.origins)
+    expected = _replayed_on(run, device, settings)
+    workspaces = safety()["workspaces"] * _largest_workspace_bytes(run)
     fixed_bytes = workspaces + outside.bound_bytes
-    safe = _safe_bytes(run, bounds, expected.reserved_bytes, fixed_bytes, settings, usable)
+    safe = _safe_bytes(run, expected.reserved_bytes, fixed_bytes, settings, usable)
     expected_bytes = expected.reserved_bytes + outside.expected_bytes
     startup_peak_bytes = expected.startup_peak_reserved_bytes + outside.expected_bytes
     return Memory(expected, expected_bytes, max(safe, expected_bytes), startup_peak_bytes)
 
 
-def _replayed_on(
-    run: LongRun, sizes: Sequence[int], device: DeviceProfile, settings: AllocatorSettings
-) -> Replayed:
+def _replayed_on(run: Timeline, device: DeviceProfile, settings: AllocatorSettings) -> Replayed:
     """Replay within the capacity, where the allocator gives cached segments back; without a limit
     if that does not fit."""
-    timeline, long_sizes = run.timeline, [sizes[origin] for origin in run.origins]
     capacity_bytes = (
-        available_mib(device) * MIB - non_allocator_memory(device, timeline.groups).expected_bytes
+        available_mib(device) * MIB - non_allocator_memory(device, run.groups).expected_bytes
     )
     try:
-        return replayed(timeline, long_sizes, settings, max(capacity_bytes, 0))
+        return replayed(run, settings, max(capacity_bytes, 0))
     except OutOfMemory:
-        return replayed(timeline, long_sizes, settings)
+        return replayed(run, settings)
 
 
 def _safe_bytes(
-    run: LongRun,
-    bounds: Sequence[int],
+    run: Timeline,
     expected_reserved_bytes: int,
     fixed_bytes: float,
     settings: AllocatorSettings,
@@ -432,15 +393,9 @@ def _safe_bytes(
     """Return the bound on the memory of the process; at most the usable memory if the run fits with
     all sizes at their bounds.  ``fixed_bytes`` are those outside the allocator at their bound, and
     the margin for workspaces."""
-    timeline = run.timeline
-    factor: float = 1 + safety()["margins"][timeline.kind]
-    sizes = [
-        0 if timeline.storages[index].is_search else bounds[origin]
-        for index, origin in enumerate(run.origins)
-    ]
-    run_within = partial(
-        replay, timeline.events, sizes, settings, streams=timeline.streams, loops=timeline.loops
-    )
+    factor: float = 1 + safety()["margins"][run.kind]
+    sizes = [0 if storage.is_search else storage.bound_bytes for storage in run.storages]
+    run_within = partial(replay, run.events, sizes, settings, streams=run.streams, loops=run.loops)
     reserved_bytes = max(run_within().peak_reserved_bytes, expected_reserved_bytes)
     safe = round(reserved_bytes * factor + fixed_bytes)
     if safe <= usable_bytes:
@@ -453,16 +408,12 @@ def _safe_bytes(
 
 
 def replayed(
-    timeline: Timeline,
-    sizes: Sequence[int],
-    settings: AllocatorSettings,
-    capacity_bytes: int | None = None,
+    timeline: Timeline, settings: AllocatorSettings, capacity_bytes: int | None = None
 ) -> Replayed:
     """Replay ``timeline``.
 
     Args:
         timeline: the run.
-        sizes: bytes of each of its storages.
         settings: settings of the allocator.
         capacity_bytes: memory that the allocator can reserve; ``None`` for no limit.
 
@@ -471,7 +422,7 @@ def replayed(
     """
     run = replay(
         timeline.events,
-        sizes,
+        timeline.sizes,
         settings,
         capacity_bytes,
         streams=timeline.streams,
@@ -484,8 +435,8 @@ def replayed(
     modules: dict[str, int] = {}
     for index in live_at(timeline, at):
         storage = timeline.storages[index]
-        parts[storage.memory_class] += sizes[index]
-        modules[storage.module] = modules.get(storage.module, 0) + sizes[index]
+        parts[storage.memory_class] += storage.size_bytes
+        modules[storage.module] = modules.get(storage.module, 0) + storage.size_bytes
     parts["fragmentation"] = run.peak_reserved_bytes - sum(parts.values())
     phase = timeline.phase_at(at)
     cause = timeline.storages[max(timeline.events[at], 0)]
@@ -530,15 +481,13 @@ def non_allocator_memory(device: DeviceProfile, groups: Sequence[int]) -> Contex
     )
 
 
-def _largest_workspace_bytes(
-    timeline: Timeline, sizes: Sequence[int], origins: Sequence[int]
-) -> int:
+def _largest_workspace_bytes(timeline: Timeline) -> int:
     """Return the largest expected workspace of a convolution; what a search tries does not
     count."""
     return max(
         (
-            sizes[origin]
-            for storage, origin in zip(timeline.storages, origins, strict=True)
+            storage.size_bytes
+            for storage in timeline.storages
             if storage.is_scratch
             and not storage.is_search
             and storage.operator.startswith(CONVOLUTION)
@@ -569,39 +518,26 @@ def steady_memory(
 ) -> Memory:
     """Return the memory of ``timeline`` on ``device`` in steady state, with its last step
     repeated."""
-    return memory_of(
-        repeated(timeline), timeline.sizes, timeline.bounds, device, settings or AllocatorSettings()
-    )
+    return memory_of(repeated(timeline), device, settings or AllocatorSettings())
 
 
-def smallest_bytes(
-    run: LongRun, sizes: Sequence[int], device: DeviceProfile, settings: AllocatorSettings
-) -> int:
+def smallest_bytes(run: Timeline, device: DeviceProfile, settings: AllocatorSettings) -> int:
     """Return the smallest memory in which the run succeeds, context included.
 
     Cached blocks are released on demand, and convolutions do without workspaces.
     """
-    timeline = run.timeline
-    shrinkable = timeline.shrinkable
-    needed = [
-        0 if index in shrinkable else sizes[origin] for index, origin in enumerate(run.origins)
-    ]
-    within = smallest_limit(
-        timeline.events, needed, settings, streams=timeline.streams, loops=timeline.loops
-    )
-    return within + non_allocator_memory(device, timeline.groups).expected_bytes
+    shrinkable = run.shrinkable
+    needed = [0 if index in shrinkable else size for index, size in enumerate(run.sizes)]
+    within = smallest_limit(run.events, needed, settings, streams=run.streams, loops=run.loops)
+    return within + non_allocator_memory(device, run.groups).expected_bytes
 
 
-def curve_of(
-    run: LongRun, sizes: Sequence[int], settings: AllocatorSettings, capacity_bytes: int | None
-) -> Curve:
-    """Return the memory over the last step of ``run``, within the capacity that its replay had."""
-    timeline = run.timeline
+def curve_of(timeline: Timeline, settings: AllocatorSettings, capacity_bytes: int | None) -> Curve:
+    """Return the memory over the last step of a run, within the capacity that its replay had."""
     start, end = timeline.step_starts[-2], timeline.step_starts[-1]
-    replay_sizes = [sizes[origin] for origin in run.origins]
     reserved = replay(
         timeline.events,
-        replay_sizes,
+        timeline.sizes,
         settings,
         capacity_bytes,
         streams=timeline.streams,
@@ -612,7 +548,7 @@ def curve_of(
     row_of = {name: row for row, name in enumerate(MEMORY_CLASSES)}
     rows: list[list[int]] = [[] for _ in MEMORY_CLASSES]
     live = [0] * len(MEMORY_CLASSES)
-    for index, change in enumerate(signed_bytes(timeline.events[:end], replay_sizes)):
+    for index, change in enumerate(signed_bytes(timeline.events[:end], timeline.sizes)):
         event = timeline.events[index]
         if event != EMPTY_CACHE:
             live[row_of[timeline.storages[max(event, ~event)].memory_class]] += change

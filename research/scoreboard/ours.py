@@ -68,11 +68,10 @@ def traced_run(subject: Subject) -> TracedRun:
         training.network, training.inputs, training.options, training.platform
     ).timeline
     run, device, settings = repeated(timeline), training.platform.device, AllocatorSettings()
-    memory = memory_of(run, timeline.sizes, timeline.bounds, device, settings)
+    memory = memory_of(run, device, settings)
     seconds = time.perf_counter() - start
     smallest = (
-        smallest_bytes(run, timeline.sizes, device, settings)
-        - non_allocator_memory(device, ()).expected_bytes
+        smallest_bytes(run, device, settings) - non_allocator_memory(device, ()).expected_bytes
     )
     reserved = memory.replayed.reserved_bytes
     safe = memory.safe_bytes - (0 if subject.context_bytes else context(device).expected_bytes)

@@ -21,7 +21,7 @@ from gpumemnet.tracing.script.branches import LEFT, WENT_ON
 from gpumemnet.tracing.script.observer import ScriptObserver
 from gpumemnet.tracing.script.read_values import ReadValues
 from gpumemnet.tracing.script.whole_run import LEAST_GROWTH, WholeRun, grown_bytes, kept_tensors
-from gpumemnet.tracing.timeline import LongRun, Timeline, phases_of, repeated, up_to_peak
+from gpumemnet.tracing.timeline import Timeline, phases_of, repeated, up_to_peak
 from gpumemnet.units import MIB
 
 _MOST_ERRORS: Final = 5
@@ -74,8 +74,8 @@ def result_of_script(run: ScriptRun, with_curve: bool = False) -> TraceAnswer:
         "loss": "the script's own",
         "with_curve": with_curve,
     }
-    answer = result_of_run(repeated(run.timeline), run.timeline, notes=run.notes, **arguments)
-    phases = phases_of(run.timeline, 0, {})
+    answer = result_of_run(repeated(run.timeline), notes=run.notes, **arguments)
+    phases = answer.phases
     whole, filling = run.whole, 0
     if whole is not None:
         first_steps = len(run.timeline.step_starts) - 1
@@ -94,12 +94,7 @@ def result_of_script(run: ScriptRun, with_curve: bool = False) -> TraceAnswer:
         has_more_state = more > 0 and state_bytes > answer.parts["optimizer_state"]
         is_more = has_more_state or more >= min(MIB, answer.requested_bytes // 100)
         if not keeps_tensors:
-            longer = result_of_run(
-                LongRun(whole.timeline, tuple(range(len(whole.timeline.storages)))),
-                whole.timeline,
-                notes=run.notes,
-                **arguments,
-            )
+            longer = result_of_run(whole.timeline, notes=run.notes, **arguments)
             # Evaluations may ask for blocks of other sizes than training leaves in the cache.
             cached = longer.reserved_bytes - answer.reserved_bytes
             if is_more or cached >= max(MIB, answer.reserved_bytes // 100):

@@ -15,7 +15,7 @@ from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.extract.module_calls import inputs_from_example
 from gpumemnet.gpu import DeviceProfile, device_profile, with_available
 from gpumemnet.tracing.api import TraceOptions
-from gpumemnet.tracing.model_tracer import BatchMemory, sizes_between, skeleton
+from gpumemnet.tracing.model_tracer import BatchMemory, skeleton, timeline_between
 from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.timeline import Timeline
 from gpumemnet.tracing.training_loop import record
@@ -51,14 +51,12 @@ def test_every_size_is_affine_in_the_batch(
     lower, upper = trace(4), trace(7)
     assert skeleton(lower) == skeleton(upper)
     for batch_size in (2, 16):
-        sizes, _ = sizes_between(4, lower, 7, upper, batch_size)
+        between = timeline_between(4, lower, 7, upper, batch_size)
         traced = trace(batch_size)
         assert skeleton(traced) == skeleton(upper)
-        assert [
-            size
-            for size, storage in zip(sizes, upper.storages, strict=True)
-            if not storage.is_scratch
-        ] == [storage.size_bytes for storage in traced.storages if not storage.is_scratch]
+        assert [storage.size_bytes for storage in between.storages if not storage.is_scratch] == [
+            storage.size_bytes for storage in traced.storages if not storage.is_scratch
+        ]
 
 
 class Chunked(nn.Module):

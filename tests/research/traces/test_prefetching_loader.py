@@ -32,7 +32,7 @@ def _recorded() -> Timeline:
 
 
 def test_each_step_holds_the_current_and_the_next_batch_and_loading_holds_three() -> None:
-    long = repeated(with_prefetching(_recorded())).timeline
+    long = repeated(with_prefetching(_recorded()))
     images = [
         storage.memory_class == "input" and storage.size_bytes == IMAGES_BYTES
         for storage in long.storages
