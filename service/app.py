@@ -21,7 +21,7 @@ from starlette.routing import Route
 from uvicorn.config import STARTUP_FAILURE
 
 from gpumemnet.errors import GpumemnetError
-from gpumemnet.sandbox.parent import end_with_parent
+from gpumemnet.sandbox import end_with_parent
 from gpumemnet.site.releases import Registry
 from gpumemnet.units import MIB
 

@@ -22,7 +22,7 @@ from gpumemnet.atomic_files import Document
 from gpumemnet.errors import MeasurementError
 from gpumemnet.gpu import PROFILE_FORMAT, PROFILE_VERSION
 from gpumemnet.job.measurement import Phase
-from gpumemnet.sandbox.parent import end_with_parent
+from gpumemnet.sandbox import end_with_parent
 from gpumemnet.units import GIB, MIB
 
 from .nvml import NvmlMeter

@@ -36,7 +36,7 @@ from gpumemnet.batch.parts import Part, divide
 from gpumemnet.errors import DatasetError, InvalidRequestError
 from gpumemnet.job.job_files import find_files, format_of, import_pyarrow
 from gpumemnet.job.layers import check_choice
-from gpumemnet.sandbox.parent import end_with_parent
+from gpumemnet.sandbox import end_with_parent
 
 ENGINES: Final = ("local", "ray")
 _FEW_ROWS: Final = 20_000

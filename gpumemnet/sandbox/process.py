@@ -44,8 +44,8 @@ from gpumemnet.errors import (
     InvalidRequestError,
     check_installed,
 )
+from gpumemnet.sandbox import end_with_parent
 from gpumemnet.sandbox.checkpoint import begin
-from gpumemnet.sandbox.parent import end_with_parent
 from gpumemnet.sandbox.user_code import checkout_folder, user_calls, user_location
 
 NO_COMPILING: Final = "TORCHDYNAMO_DISABLE"

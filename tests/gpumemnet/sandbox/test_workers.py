@@ -9,7 +9,7 @@ PARENT = """
 import os, sys, time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from gpumemnet.sandbox.parent import end_with_parent
+from gpumemnet.sandbox import end_with_parent
 
 if __name__ == "__main__":
     pool = ProcessPoolExecutor(2, mp_context=get_context("spawn"), initializer=end_with_parent)
