@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gpumemnet.allocator import EMPTY_CACHE
+from gpumemnet.errors import InvalidRequestError, did_you_mean
 from gpumemnet.job.job_table import Indices
 from gpumemnet.planner.chain import OPTIONS, Chain, chain_of
 from gpumemnet.planner.costs import (
@@ -217,7 +218,14 @@ def simulate(
         machine: the rates for modelled times.
         decisions: decision for each unit that does not keep, by name.
         chain: the chain of ``step`` on ``machine``, if it is at hand.
+
+    Raises:
+        InvalidRequestError: a name is no unit of the step.
     """
+    for name in decisions:
+        if name not in step.units:
+            hint = did_you_mean(name, step.units, f"units are {', '.join(step.units[:4])} …")
+            raise InvalidRequestError(f"is no unit of the model: {hint}", f"decisions[{name}]")
     chain = chain or chain_of(step, machine)
     timeline = planned_timeline(step, decisions)
     memory = peak_memory(step, timeline)
