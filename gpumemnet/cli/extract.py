@@ -31,6 +31,7 @@ from gpumemnet.extract.extraction import (
     extract_file,
     extraction_to_dict,
 )
+from gpumemnet.extract.factory import factory_request
 from gpumemnet.job.json_codec import job_to_json
 
 
@@ -68,12 +69,9 @@ def extract(
     if out is not None:
         check_writable(out)
     extraction = extract_file(
-        source,
+        factory_request(source, inputs, named_values(argument, "arg"), batch_size),
         options,
-        inputs=inputs or (),
-        arguments=named_values(argument, "arg"),
-        batch_size=batch_size,
-        deadline_seconds=deadline,
+        deadline,
     )
     if out is not None:
         write_output(out, job_to_json(extraction.job).encode())

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -50,6 +50,7 @@ from gpumemnet.cli.trace import (
 from gpumemnet.cudnn.session import OFF
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.extract.extraction import DEFAULT_GPU
+from gpumemnet.extract.factory import factory_request
 from gpumemnet.gpu import YES
 from gpumemnet.planner.api import plan_file, plan_named, plan_script, within_budget
 from gpumemnet.planner.plans import (
@@ -163,9 +164,7 @@ def plan(
             loss=loss,
             **chosen,
         )
-    request = checked_request(
-        options, gpu, parse_settings(allocator_conf), batch_size=batch_size, cudnn=cudnn
-    )
+    request = checked_request(options, gpu, parse_settings(allocator_conf), cudnn=cudnn)
     plan_request = PlanRequest(
         trace=within_budget(request, None if budget is None else parse_memory(budget, "budget")),
         planner=planner,
@@ -173,22 +172,14 @@ def plan(
         with_alternatives=not no_alternatives,
     )
     with shown_steps(model) as progress:
+        limits: dict[str, Any] = {"deadline_seconds": deadline, "progress": progress}
         if launch is not None:
-            answer = plan_script(launch, plan_request, deadline_seconds=deadline, progress=progress)
+            answer = plan_script(launch, plan_request, **limits)
         elif is_named:
-            answer = plan_named(
-                model, plan_request, deadline_seconds=deadline, progress=progress, **stated
-            )
+            answer = plan_named(model, plan_request, stated, **limits)
         else:
-            answer = plan_file(
-                model,
-                plan_request,
-                inputs=inputs or (),
-                arguments=named_values(argument, "arg"),
-                batch_size=batch_size,
-                deadline_seconds=deadline,
-                progress=progress,
-            )
+            factory = factory_request(model, inputs, named_values(argument, "arg"), batch_size)
+            answer = plan_file(factory, plan_request, **limits)
     if out is not None:
         if answer.plan is None:
             typer.echo("there is no plan to write", err=True)

@@ -46,6 +46,7 @@ from gpumemnet.cli.output import (
 from gpumemnet.cudnn.session import OFF
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.extract.extraction import DEFAULT_GPU
+from gpumemnet.extract.factory import factory_request
 from gpumemnet.gpu import NO, UNKNOWN, UNSURE, VERDICT_TEXTS, YES, asked_profile
 from gpumemnet.job.layers import describe
 from gpumemnet.launchers.launch_line import Launch, is_launch, parse_launch
@@ -56,6 +57,7 @@ from gpumemnet.tracing.api import (
     PARALLEL,
     ExtraResults,
     TraceOptions,
+    checked_request,
     trace_file,
 )
 from gpumemnet.tracing.result import (
@@ -173,56 +175,43 @@ def trace(
     if out is not None:
         check_writable(out)
     launch = launched(source or [], ranks, call, "out")
-    device, allocator = (
+    spread: tuple[str, ...] = ()
+    if launch is not None:
+        options = TraceOptions(attention_kernel=attention_kernel(settings))
+    else:
+        spread = (optimizer, precision, *(() if parallel == PARALLEL[0] else (parallel,)))
+        options = TraceOptions(
+            optimizer=optimizer,
+            precision=precision,
+            loss=loss,
+            parallel=parallel,
+            ranks=ranks,
+            **training_settings(settings, ("zero_grad", "keeps_names")),
+        )
+    request = checked_request(
+        options,
         asked_profile(gpu, context_mib, "--context-mib"),
         parse_settings(allocator_conf),
+        ExtraResults(
+            batches=_batches(batches),
+            max_batch=largest_batch,
+            curve=plot is not None,
+            job=out is not None,
+        ),
+        cudnn,
     )
-    extras = ExtraResults(
-        batches=_batches(batches),
-        max_batch=largest_batch,
-        curve=plot is not None,
-        job=out is not None,
-    )
-    spread: tuple[str, ...] = ()
     what = launch.script if launch is not None else (source or [""])[0]
     with shown_steps(what, is_shown=not show_output) as progress:
-        common: dict[str, Any] = {
-            "gpu": device,
-            "allocator": allocator,
-            "cudnn": cudnn,
-            "extras": extras,
+        limits: dict[str, Any] = {
             "deadline_seconds": deadline,
             "show_output": show_output,
             "progress": progress,
         }
         if launch is not None:
-            answer = trace_script(
-                launch.script,
-                launch.arguments,
-                is_module=launch.is_module,
-                variables=launch.variables,
-                attention_kernel=attention_kernel(settings),
-                ranks=launch.ranks,
-                batch_argument=batch_argument,
-                **common,
-            )
+            answer = trace_script(launch, request, batch_argument=batch_argument, **limits)
         else:
-            spread = (optimizer, precision, *(() if parallel == PARALLEL[0] else (parallel,)))
-            answer = trace_file(
-                what,
-                TraceOptions(
-                    optimizer=optimizer,
-                    precision=precision,
-                    loss=loss,
-                    parallel=parallel,
-                    ranks=ranks,
-                    **training_settings(settings, ("zero_grad", "keeps_names")),
-                ),
-                inputs=inputs or (),
-                arguments=named_values(argument, "arg"),
-                batch_size=batch_size,
-                **common,
-            )
+            factory = factory_request(what, inputs, named_values(argument, "arg"), batch_size)
+            answer = trace_file(factory, request, **limits)
     if launch is not None:
         answer = replace(answer, notes=(*launch.notes, *answer.notes))
     if host_memory is not None:

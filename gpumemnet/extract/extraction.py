@@ -8,19 +8,18 @@ once, as PyTorch counts it.  This module loads no torch; the first extraction do
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from gpumemnet.atomic_files import Document
 from gpumemnet.errors import ExtractError, check_installed
-from gpumemnet.extract.factory import build, factory_request, source_code
+from gpumemnet.extract.factory import build, source_code
 from gpumemnet.gpu import device_profile
 from gpumemnet.job.json_codec import job_from_dict, job_to_dict
-from gpumemnet.job.layers import GROUP_OF_KIND, LAYER_GROUPS, Layer, check_count
+from gpumemnet.job.layers import GROUP_OF_KIND, LAYER_GROUPS, Layer
 from gpumemnet.job.training_job import (
     ACTIVATION_FUNCTIONS,
-    MAX_BATCH_SIZE,
     TrainingJob,
     TrainingOptions,
 )
@@ -60,16 +59,6 @@ class ExtractOptions(TrainingOptions):
 
 
 DEFAULT_OPTIONS: Final = ExtractOptions()
-
-
-def check_batch_size(batch_size: int | None, field: str = "batch_size") -> None:
-    """Check a batch size before any model is loaded; ``None`` is that of the inputs.
-
-    Raises:
-        InvalidJobError: names its limits.
-    """
-    if batch_size is not None:
-        check_count(batch_size, field, 1, MAX_BATCH_SIZE)
 
 
 @dataclass(frozen=True)
@@ -123,7 +112,6 @@ def extract_job(
             to run.
         InvalidJobError: the batch size is out of range.
     """
-    check_batch_size(batch_size)
     check_installed("torch", "extract", "extracting a job from a model")
     from gpumemnet.extract.module_calls import as_model_inputs
 
@@ -321,39 +309,25 @@ DEADLINE_SECONDS: Final = 120.0
 
 
 def extract_file(
-    source: str,
+    factory: Document,
     options: ExtractOptions = DEFAULT_OPTIONS,
-    *,
-    inputs: Sequence[str] = (),
-    arguments: Mapping[str, Any] | None = None,
-    batch_size: int | None = None,
     deadline_seconds: float = DEADLINE_SECONDS,
 ) -> Extraction:
-    """Extract the training job of the model that ``source`` builds.
+    """Extract the training job of the model that a file builds.
 
     Args:
-        source: ``path/to/file.py:factory``; the factory returns a ``torch.nn.Module`` or ``(model,
-            inputs)``.
+        factory: from :func:`~gpumemnet.extract.factory.factory_request`.
         options: how the model is trained.
-        inputs: shape of one sample for each input of the model, as
-            :func:`gpumemnet.extract.factory.parse_input` reads it; empty if the factory returns
-            inputs.
-        arguments: keyword arguments of the factory; any JSON values.
-        batch_size: samples per batch; required unless the factory returns inputs.
         deadline_seconds: time for everything, including the import of torch.
 
     Raises:
         ExtractError: says what is wrong with the file, its factory or its model, and where.
-        InvalidJobError, InvalidRequestError: an input has another form, or the batch size is out of
-            range.
         MissingExtraError: torch is not installed.
     """
-    check_batch_size(batch_size)
-    request = {**factory_request(source, inputs, arguments, batch_size), "options": asdict(options)}
     answer = ask(
         _extract,
-        source,
-        request,
+        factory["source"],
+        {**factory, "options": asdict(options)},
         purpose="extracting a job from a model",
         deadline_seconds=deadline_seconds,
     )

@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from gpumemnet.atomic_files import Document
 from gpumemnet.errors import ExtractError, InvalidRequestError, did_you_mean
-from gpumemnet.job.layers import MAX_ELEMENTS, describe
+from gpumemnet.job.layers import MAX_ELEMENTS, check_count, describe
+from gpumemnet.job.training_job import MAX_BATCH_SIZE
 from gpumemnet.sandbox.user_code import fault_sentence
 
 if TYPE_CHECKING:
@@ -258,30 +259,48 @@ def _described(value: object) -> str:
     return "None" if value is None else describe(value)
 
 
+def check_batch_size(batch_size: int | None, field: str = "batch_size") -> None:
+    """Check a batch size before any model is loaded; ``None`` is that of the inputs.
+
+    Raises:
+        InvalidJobError: names its limits.
+    """
+    if batch_size is not None:
+        check_count(batch_size, field, 1, MAX_BATCH_SIZE)
+
+
 def factory_request(
-    source: str, inputs: Sequence[str], arguments: Mapping[str, Any] | None, batch_size: int | None
+    source: str,
+    inputs: Sequence[str] | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    batch_size: int | None = None,
 ) -> Document:
     """Return the part of a request that names the model, as JSON.
 
     Args:
-        source: ``path/to/file.py:factory``.
-        inputs: shape of one sample for each input of the model, as
-            :func:`gpumemnet.extract.factory.parse_input` reads it.
-        arguments: keyword arguments of the factory.
-        batch_size: samples per batch.
+        source: ``path/to/file.py:factory``; the factory returns a ``torch.nn.Module``, ``(model,
+            inputs)`` or, for a trace, ``(model, inputs, loss)``, where ``loss`` is a function from
+            the model's output to a scalar.
+        inputs: shape of one sample for each input of the model, as :func:`parse_input` reads it;
+            none if the factory returns inputs.
+        arguments: keyword arguments of the factory; any JSON values.
+        batch_size: samples per batch; required unless the factory returns inputs.
 
     Raises:
         ExtractError: there is no such file.
-        InvalidRequestError: an input has another form.
+        InvalidJobError, InvalidRequestError: the batch size is out of range, or an input has
+            another form.
     """
+    check_batch_size(batch_size)
     file, name = split_source(source)
-    for text in inputs:
+    for text in inputs or ():
         parse_input(text)
     return {
+        "source": source,
         "file": str(file),
         "name": name,
         "arguments": dict(arguments or {}),
-        "inputs": list(inputs),
+        "inputs": list(inputs or ()),
         "batch_size": batch_size,
     }
 

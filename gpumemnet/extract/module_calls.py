@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from gpumemnet.errors import ExtractError
+from gpumemnet.extract.factory import check_batch_size
 from gpumemnet.extract.placement import is_small
 from gpumemnet.physics.element_types import IMAGE_DIMENSIONS
 from gpumemnet.sandbox.user_code import UnknownValueError
@@ -106,7 +107,7 @@ def as_model_inputs(inputs: object, batch_size: int | None) -> ModelInputs:
         inputs, batch_size: see :func:`inputs_from_example`.
 
     Raises:
-        ExtractError, InvalidRequestError: as :func:`inputs_from_example`.
+        ExtractError, InvalidJobError: as :func:`inputs_from_example`.
     """
     return inputs if isinstance(inputs, ModelInputs) else inputs_from_example(inputs, batch_size)
 
@@ -125,7 +126,9 @@ def inputs_from_example(example: object, batch_size: int | None) -> ModelInputs:
 
     Raises:
         ExtractError: the example holds no tensor with a batch dimension.
+        InvalidJobError: the batch size is out of range.
     """
+    check_batch_size(batch_size)
     kwargs = dict(example) if isinstance(example, Mapping) else {}
     args: Arguments = (
         () if kwargs else tuple(example) if isinstance(example, tuple | list) else (example,)

@@ -8,7 +8,7 @@ first call does.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,7 +16,6 @@ from gpumemnet.atomic_files import Document, from_json
 from gpumemnet.cudnn.session import OFF
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.extract.extraction import DEFAULT_GPU
-from gpumemnet.extract.factory import factory_request
 from gpumemnet.gpu import asked_profile, available_mib, with_available
 from gpumemnet.launchers.launch_line import PROGRAMS_MODULE, Launch
 from gpumemnet.named.catalogue import NamedModel, find_model
@@ -30,7 +29,7 @@ from gpumemnet.planner.plans import (
     plan_answer_from_dict,
     plan_answer_to_dict,
 )
-from gpumemnet.sandbox.process import Progress, ask
+from gpumemnet.sandbox.process import ask
 from gpumemnet.tracing.api import (
     TraceOptions,
     TraceRequest,
@@ -122,7 +121,7 @@ def plan(
     device = asked_profile(gpu, context_mib, "context_mib")
     request = PlanRequest(
         trace=within_budget(
-            checked_request(trace_options, device, allocator, batch_size=batch_size, cudnn=cudnn),
+            checked_request(trace_options, device, allocator, cudnn=cudnn),
             budget_bytes,
         ),
         planner=planner,
@@ -139,34 +138,21 @@ def plan(
 _LOG: Final = logging.getLogger("gpumemnet.planner")
 
 
-def plan_file(
-    source: str,
-    request: PlanRequest,
-    *,
-    inputs: Sequence[str] = (),
-    arguments: Mapping[str, Any] | None = None,
-    batch_size: int | None = None,
-    deadline_seconds: float,
-    progress: Progress | None = None,
-) -> PlanAnswer:
-    """Plan how the model that ``source`` builds fits the memory that is available.
+def plan_file(factory: Document, request: PlanRequest, **limits: Any) -> PlanAnswer:
+    """Plan how the model that a file builds fits the memory that is available.
 
     Args:
-        source, inputs, arguments, batch_size: as in :func:`gpumemnet.tracing.api.trace_file`.
+        factory: from :func:`~gpumemnet.extract.factory.factory_request`.
         request: how it is trained, on which GPU, and how to plan.
-        deadline_seconds: time for everything, including the import of torch.
-        progress: called with a few words at each stage.
+        **limits: ``deadline_seconds``, the time for everything, including the import of torch, and
+            ``progress``, called with a few words at each stage.
 
     Raises:
         ExtractError: names the operator or the line of code that cannot be traced.
-        InvalidJobError, InvalidRequestError: an input has another form, or options exclude each
-            other.
+        InvalidRequestError: options exclude each other.
         MissingExtraError: torch is not installed.
     """
-    document = factory_request(source, inputs, arguments, batch_size)
-    return _asked(
-        _plan, source, document, request, deadline_seconds=deadline_seconds, progress=progress
-    )
+    return _asked(_plan, factory["source"], factory, request, **limits)
 
 
 def _asked(
@@ -206,7 +192,7 @@ def plan_script(launch: Launch, request: PlanRequest, **limits: Any) -> PlanAnsw
     return _asked(
         _plan_script,
         launch.script,
-        script_document(launch.script, launch.arguments, launch.is_module),
+        script_document(launch),
         request,
         variables=launch.variables,
         **limits,
@@ -214,21 +200,16 @@ def plan_script(launch: Launch, request: PlanRequest, **limits: Any) -> PlanAnsw
 
 
 def plan_named(
-    name: str,
-    request: PlanRequest,
-    *,
-    deadline_seconds: float,
-    progress: Progress | None,
-    **method: Any,
+    name: str, request: PlanRequest, method: Mapping[str, Any], **limits: Any
 ) -> PlanAnswer:
     """Plan how the fine-tuning of a named model fits the memory that is available.
 
     Args:
         name: a hub id, a local folder, or the path of a ``config.json``.
         request: the GPU, and how to plan; the method says how the model is trained.
-        deadline_seconds, progress: as in :func:`plan_file`.
-        **method: fields of :class:`~gpumemnet.named.methods.Method`; nothing is checkpointed by
+        method: fields of :class:`~gpumemnet.named.methods.Method`; nothing is checkpointed by
             default, because the plan says what is recomputed.
+        **limits: as in :func:`plan_file`.
 
     Raises:
         ExtractError, InvalidRequestError, MissingExtraError: as :func:`gpumemnet.named.fit.fit` and
@@ -237,14 +218,7 @@ def plan_named(
     model = find_model(name)
     how = fit(model, gpu=request.trace.gpu, **{"checkpointing": False, **method}).method
     job = stated_job(model, how, replace(request.trace, options=trace_options(how)))
-    return _asked(
-        _plan_named,
-        model.name,
-        job,
-        request,
-        deadline_seconds=deadline_seconds,
-        progress=progress,
-    )
+    return _asked(_plan_named, model.name, job, request, **limits)
 
 
 def _plan_named(document: Document) -> Document:

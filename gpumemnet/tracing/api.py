@@ -9,7 +9,7 @@ torch; the first call does.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -21,13 +21,13 @@ from gpumemnet.atomic_files import (
 )
 from gpumemnet.cudnn.session import AUTO, OFF, find_library
 from gpumemnet.errors import InvalidRequestError, check_installed
-from gpumemnet.extract.extraction import DEFAULT_GPU, check_batch_size
-from gpumemnet.extract.factory import build, factory_request, source_code
+from gpumemnet.extract.extraction import DEFAULT_GPU
+from gpumemnet.extract.factory import build, check_batch_size, source_code
 from gpumemnet.gpu import DeviceProfile, asked_profile, find_profile
 from gpumemnet.job.layers import check_choice
 from gpumemnet.job.training_job import TrainingOptions
 from gpumemnet.physics.element_types import SCALED_PRECISIONS
-from gpumemnet.sandbox.process import Progress, ask
+from gpumemnet.sandbox.process import ask
 from gpumemnet.tracing.result import TraceAnswer, answer_from_dict, answer_to_dict
 
 if TYPE_CHECKING:
@@ -144,7 +144,6 @@ def checked_request(
     gpu: str | DeviceProfile = DEFAULT_GPU,
     allocator: AllocatorSettings | None = None,
     extras: ExtraResults | None = None,
-    batch_size: int | None = None,
     cudnn: str = OFF,
 ) -> TraceRequest:
     """Return the request, with the GPU looked up and the options checked against each other.
@@ -155,14 +154,12 @@ def checked_request(
             profile.
         allocator: settings of the caching allocator; PyTorch's defaults by default.
         extras: further results to compute.
-        batch_size: batch size of the job, if it is known.
         cudnn: ``off``, ``auto`` or the path of a cuDNN library.
 
     Raises:
-        InvalidJobError: the batch size is out of range.
+        InvalidJobError: a batch size of ``extras`` is out of range.
         InvalidRequestError: options exclude each other, or there is no such GPU or cuDNN.
     """
-    check_batch_size(batch_size)
     extras = extras or ExtraResults()
     _check_parallel(options, extras.job)
     for size in extras.batches:
@@ -272,7 +269,7 @@ def trace(
     named = {"optimizer": optimizer} if isinstance(optimizer, str) else {"own_optimizer": optimizer}
     device = asked_profile(gpu, context_mib, "context_mib")
     stated = TraceOptions(**named, **options)
-    request = checked_request(stated, device, allocator, extras, batch_size, cudnn)
+    request = checked_request(stated, device, allocator, extras, cudnn)
     return trace_request(model, inputs, request, batch_size)
 
 
@@ -310,62 +307,36 @@ PURPOSE: Final = "tracing a model"
 
 
 def trace_file(
-    source: str,
-    options: TraceOptions = DEFAULT_OPTIONS,
+    factory: Document,
+    request: TraceRequest,
     *,
-    inputs: Sequence[str] = (),
-    arguments: Mapping[str, Any] | None = None,
-    batch_size: int | None = None,
-    gpu: str | DeviceProfile = DEFAULT_GPU,
-    allocator: AllocatorSettings | None = None,
-    cudnn: str = OFF,
-    extras: ExtraResults | None = None,
     deadline_seconds: float = DEADLINE_SECONDS,
-    show_output: bool = False,
-    progress: Progress | None = None,
+    **shown: Any,
 ) -> TraceAnswer:
-    """Predict the memory of training the model that ``source`` builds.
+    """Predict the memory of training the model that a file builds.
 
     Args:
-        source: ``path/to/file.py:factory``; the factory returns a ``torch.nn.Module``, ``(model,
-            inputs)`` or ``(model, inputs, loss)``, where ``loss`` is a function from the model's
-            output to a scalar.
-        options: how the model is trained; words, numbers and switches only.
-        inputs: shape of one sample for each input of the model, as
-            :func:`gpumemnet.extract.factory.parse_input` reads it; empty if the factory returns
-            inputs.
-        arguments: keyword arguments of the factory; any JSON values.
-        batch_size: samples per step; required unless the factory returns inputs.
-        gpu: name or alias of a GPU in the catalogue, path of a profile's ``.json`` file, or a
-            profile.
-        allocator: settings of the caching allocator; PyTorch's defaults by default.
-        cudnn: ``off``, ``auto`` or the path of a cuDNN library, see :func:`gpumemnet.trace`.
-        extras: further results to compute.
+        factory: from :func:`~gpumemnet.extract.factory.factory_request`.
+        request: how the model is trained, in words, numbers and switches only; on which GPU, and
+            what else to compute.
         deadline_seconds: time for everything, including the import of torch.
-        show_output: whether to pass the file's own output on to standard error.
-        progress: called with a few words at each stage.
+        **shown: ``show_output`` and ``progress`` of :func:`~gpumemnet.sandbox.process.asking`.
 
     Returns:
         the answer; all amounts are in bytes, for one GPU.
 
     Raises:
         ExtractError: names the operator or the line of code that cannot be traced.
-        InvalidJobError, InvalidRequestError: an input has another form, or options exclude each
-            other.
+        InvalidRequestError: options exclude each other.
         MissingExtraError: torch is not installed.
     """
-    request = {
-        **factory_request(source, inputs, arguments, batch_size),
-        **asdict(checked_request(options, gpu, allocator, extras, batch_size, cudnn)),
-    }
     answer = ask(
         _trace_in_child,
-        source,
-        request,
+        factory["source"],
+        {**factory, **asdict(request)},
         purpose=PURPOSE,
         deadline_seconds=deadline_seconds,
-        show_output=show_output,
-        progress=progress,
+        **shown,
     )
     return answer_from_dict(answer)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -15,27 +15,22 @@ from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
-from gpumemnet.allocator.settings import AllocatorSettings
 from gpumemnet.atomic_files import (
     Document,
     from_json,
 )
-from gpumemnet.cudnn.session import OFF
 from gpumemnet.errors import ExtractError
-from gpumemnet.extract.extraction import DEFAULT_GPU
 from gpumemnet.extract.factory import existing_file
-from gpumemnet.gpu import DeviceProfile
 from gpumemnet.job.layers import check_count
 from gpumemnet.job.training_job import MAX_RANKS
-from gpumemnet.launchers.launch_line import VISIBLE, VISIBLE_ON_LINE
+from gpumemnet.launchers.launch_line import VISIBLE, VISIBLE_ON_LINE, Launch
 from gpumemnet.launchers.pipeline_stages import StageFolder, peaks_by_rank
 from gpumemnet.launchers.programs import Programs, inheriting
-from gpumemnet.sandbox.process import NO_COMPILING, Progress, asking
+from gpumemnet.sandbox.process import NO_COMPILING, asking
 from gpumemnet.tracing.api import (
     DEADLINE_SECONDS,
+    DEFAULT_OPTIONS,
     PURPOSE,
-    ExtraResults,
-    TraceOptions,
     TraceRequest,
     checked_request,
     request_from_dict,
@@ -55,21 +50,12 @@ _LEAST_SECONDS: Final = 2.0
 
 
 def trace_script(
-    script: Path | str,
-    arguments: Sequence[str] = (),
+    launch: Launch,
+    request: TraceRequest | None = None,
     *,
-    gpu: str | DeviceProfile = DEFAULT_GPU,
-    allocator: AllocatorSettings | None = None,
-    cudnn: str = OFF,
-    attention_kernel: str | None = None,
-    is_module: bool = False,
-    ranks: int | None = None,
-    variables: Mapping[str, str] | None = None,
-    extras: ExtraResults | None = None,
     batch_argument: str | None = None,
     deadline_seconds: float = DEADLINE_SECONDS,
-    show_output: bool = False,
-    progress: Progress | None = None,
+    **shown: Any,
 ) -> TraceAnswer:
     """Predict the memory of an unmodified training script.
 
@@ -77,19 +63,13 @@ def trace_script(
     branches on values of the GPU, see :mod:`gpumemnet.tracing.script.branches`.
 
     Args:
-        script: the file, or the dotted name of a module.
-        arguments: command-line arguments of the script.
-        gpu, allocator, cudnn, deadline_seconds, show_output, progress: as in :func:`trace_file`.
-        attention_kernel: the scaled-dot-product kernel to use; the kernel that PyTorch would choose
-            by default.
-        is_module: whether it is a module, to be run as by ``python -m`` in this folder.
-        ranks: number of GPUs that the script is started on by ``torchrun``, as whose first rank it
-            is traced; ``None`` if it is started alone.
-        variables: further environment variables of the script.
-        extras: further results: the memory over one training step, and other batch sizes, for which
-            the script is run again.
+        launch: the line that starts the script, as whose first rank it is traced.
+        request: the GPU, and what else to compute: the memory over one training step, and other
+            batch sizes, for which the script is run again.  The script itself says how it trains,
+            but for the scaled-dot-product kernel.
         batch_argument: the script's argument that sets its batch size; found by its name and value
             by default.
+        deadline_seconds, **shown: as in :func:`trace_file`.
 
     Returns:
         the answer; all amounts are in bytes, for one GPU.
@@ -99,12 +79,12 @@ def trace_script(
         InvalidJobError, InvalidRequestError: an option has no such value.
         MissingExtraError: torch is not installed.
     """
-    options = TraceOptions(attention_kernel=attention_kernel)
-    request = {
-        **script_document(script, arguments, is_module),
+    ranks, variables = launch.ranks, launch.variables
+    document = {
+        **script_document(launch),
         "ranks": None if ranks is None else check_count(ranks, "ranks", 1, MAX_RANKS),
         "batch_argument": batch_argument,
-        **asdict(checked_request(options, gpu, allocator, extras, cudnn=cudnn)),
+        **asdict(request or checked_request(DEFAULT_OPTIONS)),
     }
 
     end = monotonic() + SECONDS
@@ -112,16 +92,15 @@ def trace_script(
     asked = partial(
         asking,
         _trace_in_child,
-        str(script),
+        launch.script,
         purpose=PURPOSE,
         variables={
             NO_COMPILING: os.environ.get(NO_COMPILING, "1"),
-            VISIBLE_ON_LINE: (variables or {}).get(VISIBLE, ""),
-            **(variables or {}),
+            VISIBLE_ON_LINE: variables.get(VISIBLE, ""),
+            **variables,
         },
         deadline_seconds=deadline_seconds,
-        show_output=show_output,
-        progress=progress,
+        **shown,
     )
     with (
         TemporaryDirectory() as stages,
@@ -141,7 +120,7 @@ def trace_script(
                     "rank": rank,
                     "stages": stages,
                     "programs": programs,
-                    **request,
+                    **document,
                     "more_seconds": max(_LEAST_SECONDS, seconds / 2),
                     "assumptions": asdict(assumptions),
                 }
@@ -170,12 +149,13 @@ def trace_script(
     return replace(largest, by_rank=peaks, notes=(*notes, *largest.notes))
 
 
-def script_document(script: Path | str, arguments: Sequence[str], is_module: bool) -> Document:
-    """Return a script for :func:`script_call`; arguments as for :func:`trace_script`."""
+def script_document(launch: Launch) -> Document:
+    """Return a script for :func:`script_call`."""
+    script = launch.script
     return {
-        "script": str(script) if is_module else str(existing_file(str(script))),
-        "is_module": is_module,
-        "arguments": list(arguments),
+        "script": script if launch.is_module else str(existing_file(script)),
+        "is_module": launch.is_module,
+        "arguments": list(launch.arguments),
     }
 
 

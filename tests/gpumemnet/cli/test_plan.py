@@ -108,7 +108,7 @@ def test_a_script_with_the_lines_of_its_plan_takes_what_they_say(
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model is planned here, without a process of its own, which takes seconds."""
 
-    def plan_file(source: str, request: PlanRequest, **options: object) -> PlanAnswer:
+    def plan_file(factory: object, request: PlanRequest, **options: object) -> PlanAnswer:
         return plan_request(
             blocks.build(), inputs_from_example(torch.empty(64, 64, 256), None), request
         )

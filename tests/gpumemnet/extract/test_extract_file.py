@@ -13,6 +13,7 @@ from torch import nn
 
 from gpumemnet.errors import ExtractError, InvalidRequestError
 from gpumemnet.extract import Extraction, extract_file
+from gpumemnet.extract.factory import factory_request
 from tests.nightly import nightly
 
 
@@ -21,9 +22,13 @@ def kinds(extraction: Extraction) -> list[str]:
 
 
 def extract(
-    source: Path | str, *inputs: str, batch_size: int | None = 2, **settings: Any
+    source: Path | str,
+    *inputs: str,
+    batch_size: int | None = 2,
+    arguments: dict[str, Any] | None = None,
+    **settings: Any,
 ) -> Extraction:
-    return extract_file(str(source), inputs=inputs, batch_size=batch_size, **settings)
+    return extract_file(factory_request(str(source), inputs, arguments, batch_size), **settings)
 
 
 def refusal(source: Path | str, *inputs: str, **options: Any) -> str:
@@ -54,7 +59,8 @@ def test_gpt2_from_tokens_counts_its_tied_head_once(examples: Path) -> None:
 def test_a_model_of_seven_billion_parameters_takes_no_memory(examples: Path) -> None:
     script = (
         "import resource; from gpumemnet.extract import extract_file\n"
-        f"job = extract_file({f'{examples}/gpt2.py:build_7b'!r}, inputs=['1024:int64'], batch_size=1).job\n"
+        "from gpumemnet.extract.factory import factory_request\n"
+        f"job = extract_file(factory_request({f'{examples}/gpt2.py:build_7b'!r}, ['1024:int64'], batch_size=1)).job\n"
         "print(job.total_parameters, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
     )
     # in a process of its own, whose only child is the one that runs the factory

@@ -50,7 +50,7 @@ def answer(zero: dict[str, Any], folder: Path, steps: int = 3, **others: Any) ->
     (folder / "train.py").write_text(_SCRIPT)
     line = f"deepspeed --num_gpus {RANKS} {folder}/train.py --steps {steps} --deepspeed_config {folder}/ds.json"
     launch = parse_launch(shlex.split(line))
-    return trace_script(launch.script, launch.arguments, ranks=launch.ranks)
+    return trace_script(launch)
 
 
 def test_stage_1_keeps_whole_gradients_while_it_accumulates(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ from typing import Any, Final
 
 import pytest
 
+from gpumemnet.launchers.launch_line import Launch
 from gpumemnet.tracing import trace_script
+from gpumemnet.tracing.api import TraceOptions, checked_request
 
 SCRIPT = Path(__file__).with_name("fully_sharded.py")
 RANKS, DEPTH, WIDTH = 8, 4, 255
@@ -43,7 +45,9 @@ def near(amount_bytes: float) -> Any:
 
 def test_flat_shards_and_gathered_units(tmp_path: Path) -> None:
     file = tmp_path / "seen.json"
-    answer = trace_script(SCRIPT, [json.dumps(OPTIONS), str(file)], ranks=RANKS)
+    answer = trace_script(
+        Launch(str(SCRIPT), arguments=(json.dumps(OPTIONS), str(file)), ranks=RANKS)
+    )
     assert any("limit_all_gathers=False" in note for note in answer.notes)
     seen = json.loads(file.read_text())
     sharded, forward, between, backward = (
@@ -85,7 +89,7 @@ for _ in range(3):
 def test_fully_shard_offloads_shards_gradients_and_states(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(OFFLOADING)
-    answer = trace_script(script, ranks=RANKS)
+    answer = trace_script(Launch(str(script), ranks=RANKS))
     assert answer.parts["parameter"] == answer.parts["optimizer_state"] == 0
     assert answer.host is not None
     assert answer.host.pinned_bytes == 4 * 1024 * 1024 * FLOAT // RANKS
@@ -111,7 +115,7 @@ for _ in range(3):
 def test_classes_of_a_loss_are_split(tmp_path: Path) -> None:
     script = tmp_path / "loss.py"
     script.write_text(LOSS_OF_SHARDS)
-    answer = trace_script(script, ranks=RANKS)
+    answer = trace_script(Launch(str(script), ranks=RANKS))
     local = FLOAT * 1024 * 4096
     assert 9 * local < answer.allocated_bytes < 11 * local  # 9.1 by PyTorch's own CUDA code
 
@@ -156,5 +160,7 @@ for _ in range(4):
 def test_tied_gradients_are_added_where_units_are_gathered(tmp_path: Path) -> None:
     script = tmp_path / "tied.py"
     script.write_text(TIED)
-    reserved_bytes = trace_script(script, ranks=RANKS, gpu="H200").reserved_bytes
+    reserved_bytes = trace_script(
+        Launch(str(script), ranks=RANKS), checked_request(TraceOptions(), "H200")
+    ).reserved_bytes
     assert reserved_bytes == 1_201_668_096  # by PyTorch's own CUDA code

@@ -171,7 +171,7 @@ def test_what_a_shell_starts_is_traced_without_hub_and_flash_attention(
     )
     monkeypatch.chdir(tmp_path)
     launch = parse_launch(["bash", "run.sh"])
-    notes = trace_script(launch.script, launch.arguments, is_module=launch.is_module).notes
+    notes = trace_script(launch).notes
     assert {"the first of 4 ranks.", "nothing was pushed to the hub."} <= set(notes)
     assert any(note.startswith("PyTorch's own flash attention stands in") for note in notes)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from gpumemnet.launchers.launch_line import Launch
 from gpumemnet.tracing import trace_script
 
 SCRIPT = """
@@ -43,6 +44,6 @@ def test_large_tensors_are_loaded_without_their_values(tmp_path: Path) -> None:
         out.write(len(header).to_bytes(8, "little") + header)
         out.truncate(8 + len(header) + size + 4)
     script.write_text(SCRIPT)
-    answer = trace_script(script, [str(file)])
+    answer = trace_script(Launch(str(script), arguments=(str(file),)))
     assert answer.host is not None
     assert (answer.parts["parameter"], answer.host.tensor_bytes) == (size, size)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpumemnet.launchers.launch_line import Launch
 from gpumemnet.tracing import trace_script
 from gpumemnet.units import MIB
 
@@ -52,7 +53,7 @@ def test_both_ways_of_a_branch_import_once(
     os.close(write)
     before = os.dup(0)
     os.dup2(read, 0)
-    answer = trace_script(tmp_path / "train.py", show_output=True)
+    answer = trace_script(Launch(str(tmp_path / "train.py")), show_output=True)
     os.dup2(before, 0)
     assert answer.requested_bytes > 64 * MIB
     assert "both ways were traced" in " ".join(answer.notes)

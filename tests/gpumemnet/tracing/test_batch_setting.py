@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from gpumemnet.errors import ExtractError
-from gpumemnet.tracing.api import ExtraResults
+from gpumemnet.launchers.launch_line import Launch
+from gpumemnet.tracing.api import ExtraResults, TraceOptions, checked_request
 from gpumemnet.tracing.script.batch_sizes import BatchSetting, find_setting
 from gpumemnet.tracing.script.start import trace_script
 from gpumemnet.tracing.timeline import safety
@@ -121,7 +122,7 @@ def test_batch_sizes_of_the_whole_run_are_followed_to_where_they_are_made(
     )
     Path("train.py").write_text(f"import torch\n{SOURCES[source]}{TRAINING}")
     extras = ExtraResults(batches=(8, 16), max_batch=source == "json")
-    answer = trace_script(Path("train.py"), extras=extras)
+    answer = trace_script(Launch("train.py"), checked_request(TraceOptions(), extras=extras))
     notes = " ".join(answer.notes)
     assert "set by its arguments, configuration files and data loaders (8 here)" in notes
     grown = answer.batches[1].expected_bytes - answer.batches[0].expected_bytes

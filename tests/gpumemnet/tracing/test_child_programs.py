@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpumemnet.errors import ExtractError
+from gpumemnet.launchers.launch_line import Launch
 from gpumemnet.tracing.script.start import trace_script
 
 _TRAINING = """
@@ -52,7 +53,7 @@ def test_the_largest_child_that_trains_is_answered_for(
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(_TRAINING)
     Path("main.py").write_text(_STARTS[start])
-    answer = trace_script(Path("main.py"))
+    answer = trace_script(Launch("main.py"))
     parameter_bytes = 4 * (1024 * 1024 + 1024)
     assert answer.parts["parameter"] == parameter_bytes
     assert answer.parts["gradient"] == parameter_bytes
@@ -74,4 +75,4 @@ def test_what_a_process_lacks_is_told(
     Path("train.py").write_text(text)
     Path("main.py").write_text(_STARTS[start])
     with pytest.raises(ExtractError, match=rf"a process that it started: .*{sentence}"):
-        trace_script(Path("main.py"))
+        trace_script(Launch("main.py"))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gpumemnet.launchers.launch_line import Launch
 from gpumemnet.tracing.script.start import trace_script
 from tests.gpumemnet.tracing import script_child
 from tests.nightly import nightly
@@ -132,4 +133,4 @@ def test_a_command_compiles_where_it_is_asked_to(
         SCRIPT.format(layers=LINEAR, before=CACHE, forward="model(x)", rows=8, width=WIDTH)
     )
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", value)
-    assert sum(note in each for each in trace_script(script).notes) == 1
+    assert sum(note in each for each in trace_script(Launch(str(script))).notes) == 1

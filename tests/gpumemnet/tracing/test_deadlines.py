@@ -14,6 +14,7 @@ from rich.console import Console
 from gpumemnet.cli import main
 from gpumemnet.cli.trace import LOWER_BOUND_CODE, show_trace
 from gpumemnet.errors import ExtractError
+from gpumemnet.launchers.launch_line import Launch
 from gpumemnet.tracing.result import PhasePeak, TraceAnswer, answer_from_dict
 from gpumemnet.tracing.script.branches import Assumptions, largest_answer
 from gpumemnet.tracing.script.start import trace_script
@@ -75,7 +76,7 @@ def test_a_deadline_answers_with_a_lower_bound(
 @pytest.mark.nightly
 def test_a_way_that_never_steps_is_not_in_the_answer(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_SKIPPING)
-    answer = trace_script(tmp_path / "train.py", deadline_seconds=20)
+    answer = trace_script(Launch(str(tmp_path / "train.py")), deadline_seconds=20)
     assert not answer.is_lower_bound
     assert "the other way (the opposite of each) ends without a step" in " ".join(answer.notes)
 
@@ -111,4 +112,4 @@ def test_an_evaluation_before_which_time_was_up_counts(size: int, name: str) -> 
 def test_a_launcher_s_variable_is_an_error_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import os; os.environ['LOCAL_RANK']")
     with pytest.raises(ExtractError, match="gpumemnet trace -- torchrun --nproc-per-node 1"):
-        trace_script(tmp_path / "train.py")
+        trace_script(Launch(str(tmp_path / "train.py")))

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from gpumemnet.launchers.launch_line import Launch
 from gpumemnet.tracing.script.start import trace_script
 from tests.gpumemnet.tracing.script_child import traced
 
@@ -102,7 +103,7 @@ def test_each_trace_of_a_script_finds_the_files_as_they_were(
     files["train.py"] = _TWO_WAYS
     for name, text in files.items():
         Path(name).write_text(text)
-    assert "both ways were traced" in " ".join(trace_script("train.py").notes)
+    assert "both ways were traced" in " ".join(trace_script(Launch("train.py")).notes)
     assert {str(path): path.read_text() for path in Path().rglob("*.*")} == files
 
 
@@ -114,7 +115,7 @@ def test_a_trace_that_crashed_leaves_no_folder_in_the_way_of_the_next(
     lines = [each for each in _TWO_WAYS.splitlines() if "os.re" not in each]
     text = "\n".join(lines).replace("torch.save", f"{ends}\n    torch.save")
     Path("train.py").write_text(text.replace("for _", "larger = None\nfor _"))
-    assert trace_script("train.py").requested_bytes > 2**24
+    assert trace_script(Launch("train.py")).requested_bytes > 2**24
 
 
 def test_what_is_saved_to_a_pipe_or_a_device_takes_no_place_of_it(tmp_path: Path) -> None:

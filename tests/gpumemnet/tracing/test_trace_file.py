@@ -14,9 +14,10 @@ import pytest
 
 from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.errors import ExtractError, InvalidJobError, InvalidRequestError
+from gpumemnet.extract.factory import factory_request
 from gpumemnet.gpu import available_mib, device_profile
 from gpumemnet.tracing import ExtraResults, TraceAnswer, trace_file
-from gpumemnet.tracing.api import TraceOptions
+from gpumemnet.tracing.api import TraceOptions, checked_request
 from gpumemnet.units import GIB, MIB
 
 OPTION_NAMES = {field.name for field in fields(TraceOptions)}
@@ -25,8 +26,12 @@ MODELS = Path(__file__).parents[1] / "extract" / "examples"
 
 
 def traced(source: str, *inputs: str, **options: Any) -> TraceAnswer:
-    given = TraceOptions(**{name: options.pop(name) for name in OPTION_NAMES & options.keys()})
-    return trace_file(source, given, inputs=inputs, **options)
+    given, of_factory, limits = (
+        {name: options.pop(name) for name in names & options.keys()}
+        for names in (OPTION_NAMES, {"arguments", "batch_size"}, {"deadline_seconds", "progress"})
+    )
+    factory = factory_request(source, inputs, **of_factory)
+    return trace_file(factory, checked_request(TraceOptions(**given), **options), **limits)
 
 
 def refusal(source: str, *inputs: str, **options: Any) -> str:
