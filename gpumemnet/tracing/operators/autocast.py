@@ -13,6 +13,7 @@ themselves off.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from functools import partial
@@ -38,6 +39,7 @@ from gpumemnet.torch_private.names import (
     InferenceMode,
     Keywords,
     aten,
+    backward_runs,
     find_operator,
     is_view,
     overriding_kernels,
@@ -240,6 +242,13 @@ def _cuda_autocast(platform: Platform) -> Iterator[None]:
     replaced names are restored on exit.
     """
     enabled, dtype = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+    regions = Counter[bool]()
+
+    def nested(change: int) -> int:
+        # The engine's thread has regions of its own: the end of its outermost one empties the cache.
+        regions[backward_runs()] += change
+        return regions[backward_runs()]
+
     replacements = (
         (training.AMP_UNAVAILABLE, lambda: False),
         (
@@ -248,6 +257,8 @@ def _cuda_autocast(platform: Platform) -> Iterator[None]:
                 including_emulation or platform.compute_capability[0] >= 8
             ),
         ),
+        (training.AUTOCAST_ENTRY, lambda: nested(1)),
+        (training.AUTOCAST_EXIT, lambda: nested(-1)),
         (training.CLEAR_AUTOCAST_CACHE, _clearing(value_of(training.CLEAR_AUTOCAST_CACHE))),
         (training.AUTOCAST_CAST, _cast_as_cuda(value_of(training.AUTOCAST_CAST))),
         (training.CHECKPOINT_DEVICE, _cuda_for_meta(value_of(training.CHECKPOINT_DEVICE))),

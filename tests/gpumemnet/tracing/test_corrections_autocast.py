@@ -203,6 +203,18 @@ def test_a_checkpoint_enters_the_region_again(reentrant: bool) -> None:
     assert (before, mode.counts["_to_copy"]) == (5, 15)
 
 
+def test_what_is_recomputed_within_the_region_ends_the_casts() -> None:
+    # The engine's thread has regions of its own, and the cache is that of all threads.
+    first, last = (nn.Linear(4, 4, device="meta") for _ in range(2))
+
+    def run() -> None:
+        output: Tensor = last(checkpoint(first, meta(3, 4), use_reentrant=False))
+        output.sum().backward()  # type: ignore[no-untyped-call]
+        last(output.detach())
+
+    assert casts(run) == 15  # with those of weight and bias of the last layer, once more
+
+
 def test_functions_that_ask_for_a_type_get_it() -> None:
     class Double(torch.autograd.Function):
         @staticmethod
