@@ -404,7 +404,7 @@ class KnownValues(DispatchMode):
             if not (value.is_meta or is_real):
                 storage = value.untyped_storage()
                 self._overwritten[id_of_storage(storage)] = storage
-        if written and isinstance(result, torch.Tensor):
+        if written and isinstance(result, torch.Tensor) and schema(func).returns[0].alias_info:
             return written[0]
         return self._missing_values.picked(func, args, result)
 

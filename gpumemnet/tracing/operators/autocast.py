@@ -138,7 +138,7 @@ def _float32_result(position: int | None, original: Function, *args: Any, **kwar
 
 
 def _float32_appended(with_dtype: Any, original: Function, *args: Any, **kwargs: Any) -> Any:
-    defaults = (2,) if len(args) == 1 else ()
+    defaults = {1: (2,), 3: (False,)}.get(len(args), ())
     return with_dtype(
         *args, *defaults, **kwargs, dtype=torch.float32 if _is_castable(args[0]) else args[0].dtype
     )

@@ -153,6 +153,7 @@ def result_layout(given: Tensor, weight: Tensor) -> torch.memory_format:
 
 SCRATCH_RULES.update(
     {
+        **dict.fromkeys((aten.reflection_pad2d.default, aten.col2im.default), contiguous("self")),
         aten.max_pool2d_with_indices.default: as_laid_out("self", "self"),
         aten.max_pool2d_with_indices_backward.default: as_laid_out("self", "grad_output", "self"),
     }
@@ -349,6 +350,8 @@ _LAYOUT_RULES: Final[dict[Any, LayoutRule]] = {
     aten._log_softmax_backward_data.default: _contiguous_result,
     aten.glu_backward.default: _contiguous_result,
     aten.native_batch_norm_backward.default: _batch_norm_gradients,
+    # made like what it joins, and made smaller afterwards (``cuda/Col2Im.cu``)
+    aten.col2im.default: lambda arguments, result: laid_out(arguments[0]).resize_(result.shape),
     # an empty buffer on CUDA (``cuda/ActivationLogSigmoidKernel.cu``)
     aten.log_sigmoid_forward.default: lambda _, results: (results[0], results[1].new_empty(0)),
     **dict.fromkeys(
@@ -494,6 +497,8 @@ PyTorch's name for it is ``MAX_ATOMIC_ACCUM_BLOCKS_PER_SM``.
 SMALL_SORT: Final = 4096
 """Up to this number of elements, a slice is sorted in place (``should_use_small_sort``)."""
 MANY_SEGMENTS: Final = 128
+_LARGEST: Final = 2
+"""Mode of bags of embeddings that takes the largest."""
 LONG_SEGMENT: Final = 1_000_000
 """From this length on, slices are sorted one by one; :data:`MANY_SEGMENTS` are sorted as they are."""
 INDEX_BYTES: Final = 8
@@ -506,11 +511,15 @@ def radix_sort_bytes(count: int, pair_bytes: int) -> int:
 
 
 def _embedding_gradient(call: Call) -> Scratches:
-    grad = call.arguments["grad_output"]
+    """Return what the gradient of an embedding takes, or that of bags (``cuda/EmbeddingBag.cu``)."""
+    mode = call.arguments.get("mode")
+    if mode == _LARGEST:
+        return ()
+    grad = call.arguments["grad_output" if mode is None else "grad"]
     indices = call.arguments["indices"]
     count, by_frequency = indices.numel(), call.arguments["scale_grad_by_freq"]
     copy = exactly("copy", copy_bytes(grad))
-    if count <= UNSORTED_LIMIT and not by_frequency:
+    if count <= UNSORTED_LIMIT and mode is None and not by_frequency:
         return copy
     width, index_bytes = indices.element_size(), indices.element_size()
     kept = (3 if by_frequency else 2) * count * width  # sorted, original positions, frequencies
@@ -606,6 +615,11 @@ def _topk(call: Call) -> Scratches:
     )
 
 
+def _before(name: str, times: Callable[[Call], int]) -> Rule:
+    """Return a rule for as many times the bytes of an argument, taken before the result."""
+    return lambda call: exactly("copy", call.arguments[name].nbytes * times(call), after=0)
+
+
 def _loss_elements(call: Call) -> Scratches:
     """What is summed into the result (``aten/src/ATen/native/Loss.cpp``)."""
     return exactly("loss", call.arguments["self"].nbytes * bool(call.arguments["reduction"]))
@@ -620,6 +634,18 @@ SCRATCH_RULES.update(
             "loss", 3 * call.arguments["self"].nbytes, held=False, after=0
         ),
         aten.embedding_dense_backward.default: _embedding_gradient,
+        aten._embedding_bag_backward.default: _embedding_gradient,
+        # the result, made like the image before it is made larger (``cuda/Im2Col.cu``)
+        aten.im2col.default: _before(
+            "self", lambda call: call.outputs[0].nbytes > call.arguments["self"].nbytes
+        ),
+        aten.masked_scatter.default: _before("mask", lambda _: INDEX_BYTES),  # sums of the mask
+        aten.roll.default: _before("self", lambda call: len(call.arguments["dims"]) > 1),
+        # the result, complex, whose real part is taken (``UnaryOps.cpp``)
+        **dict.fromkeys(
+            (aten.abs.default, aten.angle.default),
+            _before("self", lambda call: call.arguments["self"].is_complex()),
+        ),
         aten.index_put.default: _indexed_write,
         aten.index_put_.default: _indexed_write,
         aten._index_put_impl_.default: _indexed_write,

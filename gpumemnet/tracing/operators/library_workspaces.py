@@ -89,6 +89,7 @@ BLAS_OPERATORS: Final = frozenset(
         aten.bmm,
         aten.baddbmm,
         aten._trilinear,
+        aten._euclidean_dist,
         aten.addbmm,
         aten.mv,
         aten.addmv,
@@ -182,6 +183,14 @@ def _matrices(*names: str) -> Rule:
     return copies
 
 
+def _distances(call: Call) -> Scratches:
+    """Both factors, each with its squared length and a one (``aten/src/ATen/native/Distance.cpp``)."""
+    given = call.arguments["x1"], call.arguments["x2"]
+    return exactly(
+        "copy", *(each.nbytes // each.shape[-1] * (each.shape[-1] + 2) for each in given)
+    )
+
+
 def _is_matrix(shape: Sequence[int], strides: Sequence[int]) -> bool:
     rows, columns = shape
     by_columns = strides[0] == 1 and strides[1] >= max(1, rows)
@@ -197,6 +206,7 @@ SCRATCH_RULES.update(
         aten._sparse_addmm.default: _matrices("mat1", "mat2"),
         aten.bmm.default: _matrices("self", "mat2"),
         aten.baddbmm.default: _matrices("batch1", "batch2"),
+        aten._euclidean_dist.default: _distances,
     }
 )
 

@@ -26,6 +26,7 @@ from gpumemnet.torch_private.names import (
     Function,
     aten,
 )
+from gpumemnet.tracing.operators.reductions import accumulator_bytes, reduction_scratch
 from gpumemnet.tracing.operators.rules import (
     OVERRIDES,
     SCRATCH_RULES,
@@ -220,12 +221,12 @@ class _FusedGruCell(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         input_gates, hidden_gates, hx, b_ih, b_hh, _ = ctx.saved_tensors
-        of_input, of_hidden = torch.empty_like(input_gates), torch.empty_like(hidden_gates)
+        of_input, of_hidden, of_state = map(torch.empty_like, (input_gates, hidden_gates, hx))
         of_biases = [
             None if bias is None else gates.sum(0)
             for bias, gates in ((b_ih, of_input), (b_hh, of_hidden))
         ]
-        return of_input, of_hidden, torch.empty_like(hx), *of_biases
+        return of_input, of_hidden, of_state, *of_biases
 
 
 def _ctc_loss(
@@ -294,4 +295,15 @@ def _packed(call: Call) -> Scratches:
     return exactly("copy", call.outputs[0].nbytes, after=0)
 
 
-SCRATCH_RULES.update({aten._pack_padded_sequence.default: _packed})
+def _bias_gradient(call: Call) -> Scratches:
+    """What summing the gradients of the gates takes."""
+    gates = call.outputs[0]
+    return reduction_scratch(gates, [0], accumulator_bytes(gates.dtype), call.platform)
+
+
+SCRATCH_RULES.update(
+    {
+        aten._pack_padded_sequence.default: _packed,
+        aten._thnn_fused_lstm_cell_backward_impl.default: _bias_gradient,
+    }
+)

@@ -268,6 +268,12 @@ def _sum(call: Call, partial_bytes: int = 0) -> Scratches:
 _moments: Final = partial(_sum, partial_bytes=MOMENTS_BYTES)
 
 
+def _extremes(call: Call) -> Scratches:
+    """Pairs of a value and its position are as large as moments (``cuda/ReduceMaxValuesKernel.cu``)."""
+    given = call.arguments
+    return reduction_scratch(given["self"], [given["dim"]], MOMENTS_BYTES, call.platform)
+
+
 def _logsumexp(call: Call) -> Scratches:
     """The largest values, and what is summed (``aten/src/ATen/native/ReduceOps.cpp``)."""
     return (*exactly(KIND, call.outputs[0].nbytes, call.arguments["self"].nbytes), *_sum(call))
@@ -309,6 +315,7 @@ SCRATCH_RULES.update(
         aten.linalg_vector_norm.default: _sum,
         aten.amax.default: _sum,
         aten.amin.default: _sum,
+        **dict.fromkeys((aten.max.dim, aten.min.dim), _extremes),
         aten.logsumexp.default: _logsumexp,
         aten._cdist_backward.default: _pair_gradients,
         aten._pdist_backward.default: _pair_gradients,

@@ -83,6 +83,7 @@ def test_casts_of_a_pass_without_gradients_carry_them_in_a_later_one(context: An
         (lambda: meta(2, 3, dtype=HALF).sum(1), torch.float32),
         (lambda: torch.norm(meta(2, 3, dtype=HALF)), torch.float32),
         (lambda: meta(2, 3, dtype=HALF).norm(dim=1), torch.float32),
+        (lambda: F.pairwise_distance(meta(2, 3, dtype=HALF), meta(2, 3)), torch.float32),
         (
             lambda: torch.addcmul(meta(2, 3), meta(2, 3, dtype=HALF), meta(2, 3, dtype=HALF)),
             torch.float32,

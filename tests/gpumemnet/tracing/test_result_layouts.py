@@ -176,3 +176,10 @@ def test_a_loss_keeps_the_storage_that_it_was_formed_in(
 def test_the_buffer_of_logsigmoid_is_empty() -> None:
     with Laid():  # type: ignore[no-untyped-call]
         assert [x.numel() for x in aten.log_sigmoid_forward(statistic)] == [16, 0]
+
+
+def test_an_image_that_is_joined_of_parts_stays_as_large_as_these() -> None:
+    parts = torch.empty(1, 36, 64, device="meta")
+    with Laid():  # type: ignore[no-untyped-call]
+        joined = aten.col2im(parts, [8, 8], [3, 3], [1, 1], [1, 1], [1, 1])
+    assert (joined.shape, joined.untyped_storage().nbytes()) == ((1, 4, 8, 8), parts.nbytes)

@@ -1151,6 +1151,16 @@ for i in range(30):
         8 * 64 + 72,
         8 * 64 + 72 + WORKSPACE,
     ),
+    "noise": Case(  # beside the result of the operator that writes it
+        """
+model = nn.Sequential(wide(1)[0], nn.RReLU())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    step(optimizer, model(torch.ones(4096, 4096).cuda()).mean())
+""",
+        6 * 64 + 16,
+        6 * 64 + 16 + WORKSPACE,
+    ),
     "looked ahead": Case(  # the long sample of those that the script joins is in the 226th batch
         """
 rows = [4 + i % 3 for i in range(1600)]

@@ -158,11 +158,37 @@ def test_numbers_are_converted_before_they_are_added_up_and_half_types_while_the
     assert pieces(aten.sum.dim_IntList, given.half(), [1], dtype=torch.float32) == ()
     assert exact(pieces(aten.logsumexp.default, given, [1])) == [2048 * 4, 2048 * 1024 * 4]
     assert pieces(aten.amax.default, given, [0]) == pieces(aten.sum.dim_IntList, given, [0])
+    assert pieces(aten.max.dim, given, 0) == pieces(aten.var.correction, given, [0])
+
+
+def test_the_gradient_of_a_cell_sums_those_of_its_gates() -> None:
+    state, gates = meta(2048, 512), meta(2048, 2048)
+    found = pieces(
+        aten._thnn_fused_lstm_cell_backward_impl.default, state, state, state, state, gates, True
+    )
+    assert found == pieces(aten.sum.dim_IntList, gates, [0]) != ()
+
+
+def test_what_some_operators_form_before_their_result() -> None:
+    given = meta(2048, 1024)
+    image, waves = given.view(8, 4, 256, 256), torch.complex(given, given)
+    assert exact(pieces(aten.roll.default, given, [1, 2], [0, 1])) == [given.nbytes]
+    assert pieces(aten.roll.default, given, [1], [0]) == ()
+    chosen = pieces(aten.masked_scatter.default, given, given > 0, given)
+    assert exact(chosen) == [8 * given.numel()]
+    assert exact(pieces(aten.abs.default, waves)) == [waves.nbytes]
+    assert pieces(aten.abs.default, given) == ()
+    overlapping = pieces(aten.im2col.default, image, [3, 3], [1, 1], [1, 1], [1, 1])
+    assert exact(overlapping) == [image.nbytes]
+    assert pieces(aten.im2col.default, image, [4, 4], [1, 1], [0, 0], [4, 4]) == ()
 
 
 def test_gradients_of_distances_and_of_bilinear_layers_are_formed_for_each_pair() -> None:
     rows, others = meta(64, 1024), meta(128, 1024)
     compared = meta(64, 128)
+    assert exact(pieces(aten._euclidean_dist.default, rows, others)) == [
+        (1024 + 2) * 4 * count for count in (64, 128)
+    ]
     backward = aten._cdist_backward.default
     assert exact(pieces(backward, compared, rows, others, 1.0, compared)) == [128 * rows.nbytes]
     among = meta(64 * 63 // 2)
@@ -201,6 +227,15 @@ def test_the_gradient_of_an_embedding_sorts_its_indices_and_adds_up_in_pieces() 
     tables = (count + 2 * count + parts) * 8
     assert exact(found) == [2 * count * 8, count * 8 + 2 * count * 8, tables + parts * width * 4]
     assert [piece.held for piece in found] == [True, False, False]
+
+
+def test_the_gradient_of_bags_is_that_of_an_embedding_and_the_largest_are_written() -> None:
+    def found(mode: int) -> int:
+        each, of_bag, many = indices(8), indices(64), (1000, False)
+        bags = (meta(8, 64), of_bag, each, of_bag, each, indices(8, 64), *many, mode, False, None)
+        return len(pieces(aten._embedding_bag_backward.default, *bags))
+
+    assert [*map(found, range(3))] == [3, 3, 0]
 
 
 def test_few_indices_are_added_up_without_sorting() -> None:
