@@ -37,7 +37,7 @@ from .training.classifier import (
     sequences_of,
     train,
 )
-from .training.data import LabelledJobs, fold_numbers, folds
+from .training.data import LabelledJobs, fold_numbers, folds, source_splits
 
 FOLDS: Final = 5
 LINE: Final = "line"
@@ -78,14 +78,6 @@ class Figures:
     limit_over_request: float
 
 
-@dataclass(frozen=True, eq=False)
-class Answers:
-    """Expectation and 99 % limit of ``B`` jobs above the CUDA context, shape ``[B]``."""
-
-    expected_bytes: Array
-    limit_bytes: Array
-
-
 def evaluate(
     data: LabelledJobs,
     encoders: Sequence[str],
@@ -106,30 +98,27 @@ def evaluate(
     """
     plans = [plan_of(encoder) for encoder in encoders]
     splits = [("family", pair) for pair in folds(data.groups, FOLDS, seed=0)]
-    names = sorted(set(data.sources.tolist()))
-    if by_source and len(names) > 1:
-        for name in names:
-            is_own = data.sources == name
-            splits.append(("source", (np.flatnonzero(~is_own), np.flatnonzero(is_own))))
-    found: dict[tuple[str, str], tuple[Array, Array]] = {}
+    if by_source:
+        splits += [("source", pair) for pair in source_splits(data)]
+    found: dict[tuple[str, str], Array] = {}
     for number, (split, (training, test)) in enumerate(splits):
         progress(f"split {number + 1} of {len(splits)}", number / len(splits))
         test = test[data.is_measured[test]]
         for estimator, answers in _answers(data.take(training), data.take(test), plans):
-            request, limit = found.setdefault(
-                (split, estimator), (np.full(len(data), np.nan), np.full(len(data), np.nan))
-            )
-            request[test], limit[test] = answers.expected_bytes, answers.limit_bytes
+            everywhere = np.full((2, len(data)), np.nan)
+            found.setdefault((split, estimator), everywhere)[:, test] = answers
     return [
         figures
-        for (split, estimator), (request, limit) in found.items()
-        for figures in _figures(data, split, estimator, request, limit)
+        for (split, estimator), answers in found.items()
+        for figures in _figures(data, split, estimator, *answers)
     ]
 
 
 def _answers(
     training: LabelledJobs, test: LabelledJobs, plans: Sequence[TrainingPlan]
-) -> Iterator[tuple[str, Answers]]:
+) -> Iterator[tuple[str, Array]]:
+    """Estimator, and the expectation and the 99 % limit of ``B`` jobs above the CUDA context, shape
+    ``[2, B]``."""
     inputs = fitted_inputs(training, training.without_layers())
     yield from _line_and_trees(inputs, training, test)
     for plan in plans:
@@ -141,7 +130,7 @@ def _answers(
             yield TRANSFORMER, network_answers(trained.network, test, has_sequences=True)
 
 
-def network_answers(network: torch.nn.Module, jobs: LabelledJobs, has_sequences: bool) -> Answers:
+def network_answers(network: torch.nn.Module, jobs: LabelledJobs, has_sequences: bool) -> Array:
     """The answers of a trained network, as its graph gives them."""
     level, parts = 2 + COVERAGES.index(DEFAULT_COVERAGE), []
     for at in range(0, len(jobs), 256):
@@ -152,13 +141,13 @@ def network_answers(network: torch.nn.Module, jobs: LabelledJobs, has_sequences:
         with torch.no_grad():
             amounts = network(*given)[-1].double().exp()
         parts.append(amounts[:, [1, level]].numpy())
-    expected, limit = np.concatenate(parts).T
-    return Answers(expected, np.maximum(limit, expected))
+    found: Array = np.maximum.accumulate(np.concatenate(parts).T)
+    return found
 
 
 def _line_and_trees(
     inputs: Inputs, training: LabelledJobs, test: LabelledJobs
-) -> Iterator[tuple[str, Answers]]:
+) -> Iterator[tuple[str, Array]]:
     """The line with its groups' shifts, and gradient-boosted trees on what it leaves; both with
     one relative bound over all rows, from the training rows' errors."""
     sides = []
@@ -170,11 +159,12 @@ def _line_and_trees(
     errors = np.log(training.label_bytes + SLACK_BYTES) - centre
     rows = np.flatnonzero(training.is_measured)
 
-    def answers(correction: Array, left: Array) -> Answers:
+    def answers(correction: Array, left: Array) -> Array:
         [bound] = conformal_quantiles(left[training.calibrates[rows]], (DEFAULT_COVERAGE,))
         moved = asked_centre + correction
         highest = moved + (float(left.max()) if bound is None else bound)
-        return Answers(np.maximum(np.exp(moved) - SLACK_BYTES, 1.0), np.exp(highest) - SLACK_BYTES)
+        expected = np.maximum(np.exp(moved) - SLACK_BYTES, 1.0)
+        return np.stack((expected, np.exp(highest) - SLACK_BYTES))
 
     yield LINE, answers(np.zeros(len(test)), errors[rows])
 

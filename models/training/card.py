@@ -38,7 +38,7 @@ from gpumemnet.predict.support import other_shares
 
 from ..networks.line import GROUP_NAMES
 from .classifier import TrainedClassifier, batch_of, fitted_inputs, float_tensor
-from .data import LabelledJobs, families_of, folds
+from .data import LabelledJobs, families_of, folds, source_splits
 
 SUPPORT_OPTION_FIELDS: Final = (
     *("optimizer", "optimizer_implementation", "precision", "checkpointing", "attention_kernel"),
@@ -206,15 +206,8 @@ def widenings(data: LabelledJobs) -> tuple[float, ...]:
     usable = data.take(data.is_measured & data.calibrates)
     if len(usable) < 2 * FEWEST_SCORES:
         usable = data.take(data.is_measured)
-    names = sorted({*usable.sources.tolist()})
-    splits = [
-        (np.flatnonzero(usable.sources != name), np.flatnonzero(usable.sources == name))
-        for name in names
-    ]
-    if len(names) == 1:
-        splits = folds(usable.groups, 2, seed=0)
     beyond = []
-    for training, left_out in splits:
+    for training, left_out in [*source_splits(usable)] or folds(usable.groups, 2, seed=0):
         known = usable.take(training)
         inputs = fitted_inputs(known, known.without_layers())
         parts = []

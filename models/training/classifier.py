@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from gpumemnet.job.job_table import Array, Flags, Indices
 from gpumemnet.predict.conformal import (
@@ -392,13 +393,9 @@ def _network(inputs: Inputs, plan: TrainingPlan) -> _Network:
 def batch_of(sequences: Sequence[NDArray[np.float32]]) -> tuple[Tensor, Tensor]:
     """Return the sequences padded to the longest, ``[B, L, F]``, and their mask as floats, ``[B,
     L]``."""
-    longest = max(map(len, sequences))
-    padded = np.zeros((len(sequences), longest, sequences[0].shape[1]), dtype=np.float32)
-    mask = np.zeros((len(sequences), longest), dtype=np.float32)
-    for row, sequence in enumerate(sequences):
-        padded[row, : len(sequence)] = sequence
-        mask[row, : len(sequence)] = 1.0
-    return torch.from_numpy(padded), torch.from_numpy(mask)
+    rows = [torch.from_numpy(sequence) for sequence in sequences]
+    ones = [torch.ones(len(row)) for row in rows]
+    return pad_sequence(rows, batch_first=True), pad_sequence(ones, batch_first=True)
 
 
 def _batches(
@@ -474,9 +471,8 @@ def _scored(network: _Network, rows: _Rows, places: Indices) -> Tensor:
     """Return centre and spread of each member for the rows at ``places``, ``[B, E, 2]``."""
     parts = []
     with torch.no_grad():
-        for at in range(0, len(places), 256):
-            own = torch.from_numpy(places[at : at + 256]).unsqueeze(0)
-            parts.append(torch.cat(centre_and_spread(*network(rows, own)), dim=-1))
+        for own in torch.split(torch.from_numpy(places), 256):
+            parts.append(torch.cat(centre_and_spread(*network(rows, own[None])), dim=-1))
     return torch.cat(parts)
 
 

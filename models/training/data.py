@@ -8,13 +8,14 @@ form a separate class.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.model_selection import LeaveOneGroupOut
 
 from gpumemnet.errors import DatasetError
 from gpumemnet.gpu import blas_workspace_bytes
@@ -209,6 +210,12 @@ def families_of(data: LabelledJobs) -> tuple[str, ...]:
     """The job families that occur, in the order of :data:`gpumemnet.job.training_job.FAMILIES`."""
     found = set(data.jobs.option_column("family").tolist())
     return tuple(family for family in FAMILIES if family in found)
+
+
+def source_splits(data: LabelledJobs) -> Iterator[tuple[Indices, Indices]]:
+    """Training and test rows with each source as the test once; none if there is one source."""
+    if len({*data.sources.tolist()}) > 1:
+        yield from LeaveOneGroupOut().split(data.sources, groups=data.sources)
 
 
 def fold_numbers(groups: NDArray[np.generic], count: int, seed: int) -> Indices:
