@@ -47,21 +47,6 @@ _REFERENCE: Final = "#/components/schemas/{model}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
-    """A successful response.
-
-    Attributes:
-        shape: model of the JSON; ``None`` for plain text alone.
-        meaning: description of the response.
-        has_text: whether the response may also be plain text.
-    """
-
-    shape: type[BaseModel] | None
-    meaning: str = "The result."
-    has_text: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class Operation:
     """One method at one path.
 
@@ -71,7 +56,9 @@ class Operation:
         tag, summary, description: texts of the documentation.
         handler: the ASGI application.
         request: model of the JSON body of a POST; ``None`` for a GET, which has none.
-        answers: status → successful response.
+        shape: model of a successful response's JSON; ``None`` for plain text alone.
+        has_text: whether that response may also be plain text.
+        meanings: status → description of a successful response.
         refusals: status → when this error is sent, beside those of keys, limits and bodies.
         parameters: as OpenAPI has them.
     """
@@ -81,7 +68,9 @@ class Operation:
     tag: str
     summary: str
     handler: ASGIApp
-    answers: Mapping[int, Answer]
+    shape: type[BaseModel] | None
+    has_text: bool = False
+    meanings: Mapping[int, str] = field(default_factory=lambda: {200: "The result."})
     request: type[BaseModel] | None = None
     refusals: Mapping[int, str] = field(default_factory=dict)
     description: str = ""
@@ -119,14 +108,15 @@ class Operation:
             examples = {name: {"value": body} for name, body in EXAMPLES[self.name].items()}
             content = {"schema": _schema(self.request), "examples": examples}
             operation["requestBody"] = {"required": True, "content": {JSON: content}}
-        responses = operation["responses"] = {}
-        for status, answer in self.answers.items():
-            types: Document = {}
-            if answer.shape is not None:
-                types[JSON] = {"schema": _schema(answer.shape)}
-            if answer.has_text or answer.shape is None:
-                types[TEXT] = {"schema": {"type": "string"}}
-            responses[str(status)] = {"description": answer.meaning, "content": types}
+        types: Document = {}
+        if self.shape is not None:
+            types[JSON] = {"schema": _schema(self.shape)}
+        if self.has_text or self.shape is None:
+            types[TEXT] = {"schema": {"type": "string"}}
+        responses = operation["responses"] = {
+            str(status): {"description": meaning, "content": types}
+            for status, meaning in self.meanings.items()
+        }
         for status, meaning in self.all_refusals.items():
             responses[str(status)] = {
                 "description": meaning,
@@ -151,9 +141,8 @@ def openapi_document(
         paths.setdefault(one.path, {})[one.method.lower()] = one.described(has_keys=has_keys)
         if one.request is not None:
             shapes[one.request, "validation"] = None
-        for answer in one.answers.values():
-            if answer.shape is not None:
-                shapes[answer.shape, "serialization"] = None
+        if one.shape is not None:
+            shapes[one.shape, "serialization"] = None
     _, found = models_json_schema(list(shapes), ref_template=_REFERENCE)  # type: ignore[arg-type]
     components = {"schemas": found["$defs"]} | (
         {"securitySchemes": _KEY_SCHEME} if has_keys else {}

@@ -17,7 +17,7 @@ from . import fits, schemas
 from .handlers import TEXT, JsonHandler, SearchHandler, send_response
 from .microbatching import TEXT_FIELDS, PredictHandler
 from .monitoring import MEDIA_TYPE, metrics_document
-from .openapi import Answer, Operation
+from .openapi import Operation
 from .predictions import gpus_document
 
 _TEXT_DESCRIPTION: Final = (
@@ -56,7 +56,8 @@ def prediction_operations(serving: ServedRelease) -> list[Operation]:
             handler=PredictHandler(serving),
             request=schemas.PredictRequest,
             parameters=[_TEXT_PARAMETER],
-            answers={200: Answer(shape=schemas.Prediction, has_text=True)},
+            shape=schemas.Prediction,
+            has_text=True,
         ),
         Operation(
             path="/v1/predict/batch",
@@ -65,7 +66,7 @@ def prediction_operations(serving: ServedRelease) -> list[Operation]:
             summary="Predict many jobs",
             handler=JsonHandler(lambda body: serving.api.predict_batch(body)),
             request=schemas.BatchRequest,
-            answers={200: Answer(shape=schemas.BatchPrediction)},
+            shape=schemas.BatchPrediction,
         ),
         Operation(
             path="/v1/batch-sizes",
@@ -74,7 +75,7 @@ def prediction_operations(serving: ServedRelease) -> list[Operation]:
             summary="The largest batch that fits",
             handler=SearchHandler(lambda body: serving.api.batch_sizes(body)),
             request=schemas.BatchSizesRequest,
-            answers={200: Answer(shape=schemas.BatchSizes)},
+            shape=schemas.BatchSizes,
         ),
         Operation(
             path="/v1/fit",
@@ -83,7 +84,7 @@ def prediction_operations(serving: ServedRelease) -> list[Operation]:
             summary="Will fine-tuning a model fit? Asked by its name",
             handler=SearchHandler(fits.fit_document),
             request=fits.FitRequest,
-            answers={200: Answer(shape=fits.FitAnswer)},
+            shape=fits.FitAnswer,
         ),
         Operation(
             path="/v1/fit/models",
@@ -92,7 +93,7 @@ def prediction_operations(serving: ServedRelease) -> list[Operation]:
             summary="The models that `/v1/fit` knows by name",
             handler=JsonHandler(fits.names_document),
             parameters=[_SEARCH_PARAMETER],
-            answers={200: Answer(shape=fits.CatalogueModels)},
+            shape=fits.CatalogueModels,
             refusals={422: "The query is invalid."},
         ),
     ]
@@ -108,7 +109,7 @@ def other_operations(serving: ServedRelease) -> list[Operation]:
             tag=tag,
             summary=summary,
             handler=JsonHandler(lambda body: read()),
-            answers={200: Answer(shape=shape)},
+            shape=shape,
             **more,
         )
 
@@ -149,7 +150,8 @@ def other_operations(serving: ServedRelease) -> list[Operation]:
             tag="health",
             summary="All metrics of all workers, in Prometheus' text format",
             handler=_MetricsHandler(),
-            answers={200: Answer(shape=None, meaning="The metrics.")},
+            shape=None,
+            meanings={200: "The metrics."},
         ),
     ]
 

@@ -20,7 +20,7 @@ from gpumemnet.site.observations import (
 from gpumemnet.site.observations import Observation as ReadObservation
 
 from ..api.handlers import JSON, handle_body, read_json, read_json_body, send_response
-from ..api.openapi import Answer, Operation
+from ..api.openapi import Operation
 from ..api.problems import UNKNOWN, Refusal
 from ..api.schemas import Job, OneOf, described
 from .inserts import Stored
@@ -70,11 +70,10 @@ def observation_operations(store: ObservationStore | None) -> list[Operation]:
             description="The response is sent once the observation is on the disk. Sending it again is safe: it is stored once.",
             handler=_Handler(store),
             request=Observation,
-            answers={
-                201: Answer(shape=StoredObservation, meaning="The observation is stored."),
-                200: Answer(
-                    shape=StoredObservation, meaning="The observation had been stored before."
-                ),
+            shape=StoredObservation,
+            meanings={
+                201: "The observation is stored.",
+                200: "The observation had been stored before.",
             },
             refusals={
                 404: "The prediction is unknown, or this service stores no observations.",
