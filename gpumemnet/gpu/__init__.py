@@ -292,19 +292,6 @@ class MigProfile:
     source: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reserve:
-    """Memory of a GPU that the driver reserves.
-
-    Attributes:
-        reserved_mib: the reserve in MiB.
-        source: who published the reading, or that it is assumed.
-    """
-
-    reserved_mib: int
-    source: str
-
-
 @cache
 def mig_profiles(gpu: str) -> tuple[MigProfile, ...]:
     """MIG profiles of the GPU with this product name, smallest first; empty if it has none or no
@@ -334,30 +321,26 @@ def mig_profile(gpu: str, name: str) -> MigProfile:
 
 
 @cache
-def reserve(gpu: str) -> Reserve:
-    """The driver's reserve on the GPU with this product name: a published reading, else an
-    assumption."""
+def reserve(gpu: str) -> tuple[int, str]:
+    """The driver's reserve on the GPU with this product name in MiB, and its source: who published
+    the reading, or that it is assumed."""
     for entry in _catalogue()["reserves"]:
         if entry["gpu"] == gpu:
-            return Reserve(reserved_mib=entry["reserved_mib"], source=entry["source"])
-    return Reserve(
-        reserved_mib=GENERIC_RESERVED_MIB, source="assumed: nobody has published a reading"
-    )
+            return entry["reserved_mib"], entry["source"]
+    return GENERIC_RESERVED_MIB, "assumed: nobody has published a reading"
 
 
 def available_mib(profile: DeviceProfile, mig: MigProfile | None = None) -> int:
     """Memory in whole MiB that one process can use on an empty GPU, or in an empty MIG instance of
     it."""
-    whole = max(0, profile.capacity_bytes // MIB - reserve(profile.name).reserved_mib)
+    whole = max(0, profile.capacity_bytes // MIB - reserve(profile.name)[0])
     return whole if mig is None else min(whole, mig.memory_mib - MIG_RESERVED_MIB)
 
 
 def with_available(profile: DeviceProfile, available_bytes: int) -> DeviceProfile:
     """Returns ``profile`` with this much memory for one process, such as the budget of a plan;
     whole MiB are used."""
-    return replace(
-        profile, capacity_bytes=available_bytes + reserve(profile.name).reserved_mib * MIB
-    )
+    return replace(profile, capacity_bytes=available_bytes + reserve(profile.name)[0] * MIB)
 
 
 _catalogue: Final = partial(shipped_json, "gpu/mig.json")
@@ -431,17 +414,16 @@ def load_profile(path: Path) -> DeviceProfile:
     return _read(document.get("profile"), "profile")
 
 
-def find_profile(name_or_path: str) -> DeviceProfile:
-    """Finds a profile by the name of a GPU in the catalogue, or by the path of a ``.json`` file.
+def find_profile(gpu: str | DeviceProfile) -> DeviceProfile:
+    """Finds a profile by the name of a GPU in the catalogue, or by the path of a ``.json`` file; a
+    profile stays as it is.
 
     Raises:
         InvalidRequestError: as :func:`device_profile` and :func:`load_profile`.
     """
-    return (
-        load_profile(Path(name_or_path))
-        if name_or_path.endswith(".json")
-        else device_profile(name_or_path)
-    )
+    if isinstance(gpu, DeviceProfile):
+        return gpu
+    return load_profile(Path(gpu)) if gpu.endswith(".json") else device_profile(gpu)
 
 
 def asked_profile(gpu: str | DeviceProfile, context_mib: int | None, option: str) -> DeviceProfile:
@@ -457,7 +439,7 @@ def asked_profile(gpu: str | DeviceProfile, context_mib: int | None, option: str
         InvalidRequestError: as :func:`find_profile`.
         InvalidJobError: there is no such context.
     """
-    profile = find_profile(gpu) if isinstance(gpu, str) else gpu
+    profile = find_profile(gpu)
     if context_mib is None:
         return profile
     check_count(context_mib, option, 0, MAX_CONTEXT_MIB)

@@ -248,7 +248,7 @@ def find_machine(gpu: DeviceProfile | str, host_memory_bytes: int | None = None)
     Raises:
         InvalidRequestError: there is no such GPU.
     """
-    profile = find_profile(gpu) if isinstance(gpu, str) else gpu
+    profile = find_profile(gpu)
     fp32, fp16 = profile.fp32_tflops, profile.fp16_tflops
     memory, link = profile.memory_gb_per_second, profile.host_link_gb_per_second
     if fp32 is None or fp16 is None or memory is None or link is None:

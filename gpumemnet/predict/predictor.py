@@ -108,7 +108,6 @@ class ModelGpu(NamedTuple):
 
     Attributes:
         prediction_gpu: the GPU, with the CUDA context that the answer contains.
-        least_context_bytes: the context that no answer is below.
         shift_bytes: what the graph's expectation is moved by: the context.
         shift_bound_bytes: what the graph's bounds are moved by: the upper bound of the context.
         site: a site's calibration for this GPU, which then gives both shifts; ``None`` for the
@@ -116,7 +115,6 @@ class ModelGpu(NamedTuple):
     """
 
     prediction_gpu: PredictionGpu
-    least_context_bytes: int
     shift_bytes: int
     shift_bound_bytes: int
     site: SiteCalibration | None = None
@@ -138,10 +136,9 @@ class BundleModel:
         """Returns the GPU as this model sees it."""
         site = self.card.site_calibration
         if site is not None and site.gpu == prediction_gpu.gpu:
-            return ModelGpu(prediction_gpu, 0, site.shift_bytes, site.shift_bound_bytes, site)
+            return ModelGpu(prediction_gpu, site.shift_bytes, site.shift_bound_bytes, site)
         context = prediction_gpu.context
-        expected = context.expected_bytes
-        return ModelGpu(prediction_gpu, expected, expected, context.bound_bytes)
+        return ModelGpu(prediction_gpu, context.expected_bytes, context.bound_bytes)
 
     def run(self, table: JobTable, features: Array) -> GraphOutput:
         """Runs the graph for ``B`` jobs with their :meth:`features`."""
@@ -232,7 +229,7 @@ class BundleModel:
                 is_unbounded[row] = bool(words)
             reasons = {row: words for row, words in (reasons | by_trace).items() if words}
         shift, safe = model_gpu.shift_bytes, safe + model_gpu.shift_bound_bytes
-        least = model_gpu.least_context_bytes + features[:, CERTAIN_COLUMNS].sum(axis=1)
+        least = (0 if site else shift) + features[:, CERTAIN_COLUMNS].sum(axis=1)
         missing = np.maximum(least - (expected + shift), 0.0)
         if missing.any():
             distribution = distribution.moved(missing)

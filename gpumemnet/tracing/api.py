@@ -164,11 +164,10 @@ def checked_request(
     _check_parallel(options, extras.job)
     for size in extras.batches:
         check_batch_size(size, "batches")
-    profile = find_profile(gpu) if isinstance(gpu, str) else gpu
     library = cudnn if cudnn in (AUTO, OFF) else str(find_library(cudnn))
     settings = allocator or AllocatorSettings()
     return TraceRequest(
-        options=options, gpu=profile, allocator=settings, extras=extras, cudnn=library
+        options=options, gpu=find_profile(gpu), allocator=settings, extras=extras, cudnn=library
     )
 
 

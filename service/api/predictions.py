@@ -388,8 +388,8 @@ def gpus_document() -> Document:
                 "name": profile.name,
                 "aliases": profile.aliases,
                 "capacity_mib": profile.capacity_bytes // MIB,
-                "reserved_mib": reserve(profile.name).reserved_mib,
-                "reserved_source": reserve(profile.name).source,
+                "reserved_mib": reserve(profile.name)[0],
+                "reserved_source": reserve(profile.name)[1],
                 "available_mib": available_mib(profile),
                 "mig": [
                     {

@@ -10,9 +10,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import Receive, Scope, Send
 from swagger_ui_bundle import swagger_ui_path  # type: ignore[import-untyped]
 
 SWAGGER_FILES: Final = ("swagger-ui.css", "swagger-ui-bundle.js")
@@ -25,27 +26,6 @@ form by script."""
 _DOCS_POLICY: Final = f"{CONTENT_SECURITY_POLICY}; img-src 'self' data:"
 """Swagger UI's style sheet embeds its images as ``data:`` URIs."""
 _OWN: Final = Path(__file__).parent
-
-
-class _File:
-    """ASGI application of one file.  The browser revalidates it each time, so that a new release is
-    visible at once."""
-
-    def __init__(self, path: Path, policy: str) -> None:
-        self._files = StaticFiles(directory=path.parent)
-        self._name = path.name
-        self._headers = {
-            "cache-control": "no-cache",
-            "content-security-policy": policy,
-            "x-content-type-options": "nosniff",
-            "referrer-policy": "no-referrer",
-        }
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Respond to one request."""
-        response = await self._files.get_response(self._name, scope)
-        response.headers.update(self._headers)
-        await response(scope, receive, send)
 
 
 def page_routes() -> list[BaseRoute]:
@@ -76,4 +56,20 @@ def _folder_routes(path: str, folder: Path) -> list[BaseRoute]:
 
 
 def _route(path: str, name: str, file: Path, policy: str = CONTENT_SECURITY_POLICY) -> Route:
-    return Route(path, _File(file, policy), methods=["GET"], name=name, include_in_schema=False)
+    """The route of one file.  The browser revalidates it each time, so that a new release is visible
+    at once."""
+    files = StaticFiles(directory=file.parent)
+
+    async def respond(request: Request) -> Response:
+        response = await files.get_response(file.name, request.scope)
+        response.headers.update(
+            {
+                "cache-control": "no-cache",
+                "content-security-policy": policy,
+                "x-content-type-options": "nosniff",
+                "referrer-policy": "no-referrer",
+            }
+        )
+        return response
+
+    return Route(path, respond, methods=["GET"], name=name, include_in_schema=False)

@@ -152,7 +152,7 @@ def test_every_mig_profile_is_smaller_than_its_gpu_and_has_a_source() -> None:
     for profile in device_profiles():
         whole = available_mib(profile)
         assert 0 < whole < profile.capacity_bytes // MIB
-        assert reserve(profile.name).source
+        assert reserve(profile.name)[1]
         for mig in mig_profiles(profile.name):
             assert mig.source
             assert mig.memory_mib * MIB <= profile.capacity_bytes
@@ -162,12 +162,9 @@ def test_every_mig_profile_is_smaller_than_its_gpu_and_has_a_source() -> None:
 
 
 def test_a_reserve_is_read_or_assumed() -> None:
-    assert reserve("NVIDIA H100 80GB HBM3").reserved_mib == 551
-    assumed = reserve(device_profile("L4").name)
-    assert assumed.reserved_mib == GENERIC_RESERVED_MIB
-    assert "assumed" in assumed.source
-    assert (
-        max(reserve(profile.name).reserved_mib for profile in device_profiles())
-        == GENERIC_RESERVED_MIB
-    )
+    assert reserve("NVIDIA H100 80GB HBM3")[0] == 551
+    reserved_mib, source = reserve(device_profile("L4").name)
+    assert reserved_mib == GENERIC_RESERVED_MIB
+    assert "assumed" in source
+    assert max(reserve(profile.name)[0] for profile in device_profiles()) == GENERIC_RESERVED_MIB
     assert mig_profile("NVIDIA H200", "7g.141gb").memory_mib == 143360
