@@ -19,6 +19,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce, wraps
 from pathlib import Path
@@ -166,8 +167,10 @@ def compile_file(
             source = _notebook_code(source)
             lines = source.decode().splitlines(keepends=True)
             linecache.cache[str(file)] = (len(source), None, lines, str(file))
-        tree = change(ast.parse(source, str(file)))
-        return compile(tree, str(file), "exec", dont_inherit=True)
+        with suppress(SyntaxError, RecursionError):  # perhaps of the changed code alone
+            tree = change(ast.parse(source, str(file)))
+            return compile(tree, str(file), "exec", dont_inherit=True)
+        return compile(source, str(file), "exec", dont_inherit=True)
     except OSError as error:
         raise ExtractError(f"{file.name} cannot be read: {error.strerror}") from error
     except (SyntaxError, ValueError) as error:

@@ -51,7 +51,7 @@ def changed_code(tree: ast.Module, file: str, called: defaultdict[str, set[str]]
     """
     for node in ast.walk(tree):
         match node:
-            case ast.Call(ast.Name("type"), [_]):
+            case ast.Call(ast.Name("type"), [of]) if not isinstance(of, ast.Starred):
                 node.args.insert(0, node.func)
                 node.func = ast.Name(TYPE, ast.Load())
     return ast.fix_missing_locations(_Changing(file, called).visit(tree))
@@ -127,7 +127,7 @@ class _Changing(ast.NodeTransformer):
             kept, text = ast.unparse(node.targets[0]), ast.unparse(part)
             most = re.fullmatch(rf"(sorted\()?{re.escape(kept)}(,.*)?\)?\[[-:](\w[\w.]*):?\]", text)
             if most:  # best = best[-40:] asks for a length, as a condition does
-                code = f"(type({kept}) is list and len({kept}) > {most[3]}, 0)[1]"
+                code = f"({kept}.__class__ is [].__class__ and len({kept}) > {most[3]}, 0)[1]"
                 asked: Any = ast.increment_lineno(ast.parse(code), node.lineno - 1).body[0]
                 node.value, asked.value.value.elts[1] = asked.value, part
         return self._may_fail(node)
@@ -177,12 +177,10 @@ class _Changing(ast.NodeTransformer):
             return node
         test = ast.If(ast.UnaryOp(ast.Not(), node.test), [ast.Break()], [])
         body = [ast.copy_location(test, node.test), *counted, *node.body]
-        items = (
-            (ast.parse("iter(int, 1)", mode="eval").body, ast.Constant(is_ended))
-            if is_ended or only_returns or has_length
-            else ()
-        )
-        loop = ast.For(ast.Name("_round", ast.Store()), self._rounds(node, *items), body, [])
+        rounds = self._rounds(node)
+        if is_ended or only_returns or has_length:
+            rounds.keywords.append(ast.keyword("ends", ast.Constant(is_ended)))
+        loop = ast.For(ast.Name("_round", ast.Store()), rounds, body, [])
         return ast.copy_location(loop, node)
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:

@@ -620,8 +620,10 @@ class Loops:
             path = loader.get_filename(name)
             if not (is_user_code(path) or path.endswith(_TRAINERS)):
                 return get_code(loader, name)
-            tree = self.changed(ast.parse(loader.get_data(path), path), path)
-            return compile(tree, path, "exec", dont_inherit=True)
+            with suppress(SyntaxError, RecursionError):  # perhaps of the changed code alone
+                tree = self.changed(ast.parse(loader.get_data(path), path), path)
+                return compile(tree, path, "exec", dont_inherit=True)
+            return get_code(loader, name)
 
         called = {
             code.ROUNDS: self.rounds,
@@ -639,7 +641,7 @@ class Loops:
         }
         # Such modules may run again: a plan traces the script's model anew.
         later: dict[str, Any] = {
-            code.ROUNDS: lambda place, *items: items[0] if items else iter(int, 1),
+            code.ROUNDS: lambda place, *items, ends=None: items[0] if items else iter(int, 1),
             code.BEST: lambda place, holds: holds,
             code.COUNTS: lambda *about: False,
             code.DUE: lambda *places: False,

@@ -6,11 +6,14 @@ import ast
 import pickle
 import threading
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
+from gpumemnet.extract.factory import compile_file
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.script import counters, loops
 
@@ -135,3 +138,10 @@ def test_loops_end_that_bring_nothing_new(
         exec(compile(tree, "train.py", "exec"), names)
     assert names["rounds"] == rounds
     assert pickle.loads(pickle.dumps(counted.condition)) is None  # datasets hashes what code names
+
+
+def test_code_that_cannot_be_changed_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("rounds = 100")
+    names: dict[str, Any] = {}
+    exec(compile_file(tmp_path / "train.py", Mock(side_effect=SyntaxError)), names)
+    assert names["rounds"] == 100

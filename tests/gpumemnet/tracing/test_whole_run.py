@@ -621,18 +621,20 @@ for epoch in range(1000):
     ),
     "ended_itself": Case(  # later; what follows the loop: weights, gradients, input and output
         """
-model, i = wide(1), 0
+model, iter = wide(1), 0
 optimizer = torch.optim.SGD(model.parameters())
 while True:
-    i += 1
+    iter += 1
     step(optimizer, model(torch.randn(64, 4096).cuda()).mean())
-    if i > 5000: exit()
+    if iter > 5000: exit()
+import numpy as np
+full = [np.empty(2**33) for _ in range(99)]
 with torch.no_grad(): model(torch.randn(16384, 4096).cuda())
 optimizer = torch.optim.SGD(model.parameters())
 """,
         2 * 64 + 2 * 256,
         2 * 64 + 2 * 256 + WORKSPACE,
-        "evaluation",
+        "MemoryError",
     ),
     "taught": Case(  # a teacher's pass is a part of the step, and samples are no batch
         """
