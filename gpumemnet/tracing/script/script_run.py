@@ -84,27 +84,21 @@ def result_of_script(run: ScriptRun, with_curve: bool = False) -> TraceAnswer:
         largest = max(later, key=lambda each: each.requested_bytes, default=phases[0])
         more = largest.requested_bytes - answer.requested_bytes
         filling = whole.filling_bytes
-        keeps_tensors = (
-            not (filling or whole.kept)
-            and grown_bytes(run.timeline) >= MIB
-            and sum(whole.rises) > 1
-        )
         storages = whole.timeline.storages
         state_bytes = sum(storages[each].size_bytes for each in {*chain(*whole.state)})
         has_more_state = more > 0 and state_bytes > answer.parts["optimizer_state"]
         is_more = has_more_state or more >= min(MIB, answer.requested_bytes // 100)
-        if not keeps_tensors:
-            longer = result_of_run(whole.timeline, notes=run.notes, **arguments)
-            # Evaluations may ask for blocks of other sizes than training leaves in the cache.
-            cached = longer.reserved_bytes - answer.reserved_bytes
-            if is_more or cached >= max(MIB, answer.reserved_bytes // 100):
-                note = (
-                    whole.peak_sentence(largest, more, run.turned, run.notes)
-                    if is_more
-                    else "what follows the first steps, such as an evaluation, asks for blocks of other sizes than those in the "
-                    f"allocator's cache, which takes {cached / MIB:,.1f} MiB more."
-                )
-                answer = replace(longer, notes=(*run.notes, note))
+        longer = result_of_run(whole.timeline, notes=run.notes, **arguments)
+        # Evaluations may ask for blocks of other sizes than training leaves in the cache.
+        cached = longer.reserved_bytes - answer.reserved_bytes
+        if is_more or cached >= max(MIB, answer.reserved_bytes // 100):
+            note = (
+                whole.peak_sentence(largest, more, run.turned, run.notes)
+                if is_more
+                else "what follows the first steps, such as an evaluation, asks for blocks of other sizes than those in the "
+                f"allocator's cache, which takes {cached / MIB:,.1f} MiB more."
+            )
+            answer = replace(longer, notes=(*run.notes, note))
     late, held_bytes = 0, answer.parts["optimizer_state"]
     if whole is not None and answer.peak.phase != "build":
         is_later = answer.peak.step > len(run.timeline.step_starts) - 1
