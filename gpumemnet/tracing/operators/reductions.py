@@ -72,7 +72,6 @@ programming guide)."""
 MOMENTS_BYTES: Final = 16
 """Size of a partial mean and variance: running mean, sum of squares and two counts
 (``WelfordData``)."""
-
 FOREACH_CHUNK: Final = 65_536
 """Elements that one block of a foreach kernel processes (``kChunkSize`` in
 ``ATen/native/cuda/MultiTensorApply.cuh``)."""
@@ -269,9 +268,11 @@ _moments: Final = partial(_sum, partial_bytes=MOMENTS_BYTES)
 
 
 def _extremes(call: Call) -> Scratches:
-    """Pairs of a value and its position are as large as moments (``cuda/ReduceMaxValuesKernel.cu``)."""
-    given = call.arguments
-    return reduction_scratch(given["self"], [given["dim"]], MOMENTS_BYTES, call.platform)
+    """Pairs of a value and its place (``MaxOps`` and ``ArgMaxOps`` in ``SharedReduceOps.h``) are as large as
+    moments."""
+    given, dim = call.arguments["self"], call.arguments["dim"]
+    dims = None if dim is None else [dim]
+    return reduction_scratch(given, dims, MOMENTS_BYTES, call.platform)
 
 
 def _logsumexp(call: Call) -> Scratches:
@@ -315,7 +316,9 @@ SCRATCH_RULES.update(
         aten.linalg_vector_norm.default: _sum,
         aten.amax.default: _sum,
         aten.amin.default: _sum,
-        **dict.fromkeys((aten.max.dim, aten.min.dim), _extremes),
+        **dict.fromkeys(
+            (aten.max.dim, aten.min.dim, aten.argmax.default, aten.argmin.default), _extremes
+        ),
         aten.logsumexp.default: _logsumexp,
         aten._cdist_backward.default: _pair_gradients,
         aten._pdist_backward.default: _pair_gradients,

@@ -115,6 +115,9 @@ _PATIENCE: Final = 6
 """So many times longer goes such a loop where leaving it led to an error."""
 _MOST_ROUNDS: Final = 100_000
 """Rounds among which the last one of an endless loop is looked for."""
+_NEW_SECONDS: Final = 10.0
+_MOST_NEW: Final = 6
+"""CPU time after a loop was met that was not known, in which a run is not over, and how often."""
 _HOST_SECONDS: Final = 0.5
 """CPU time without anything on the GPU, after which a statement is taken to run on the host alone."""
 _REST_SECONDS: Final = 2.0
@@ -191,6 +194,8 @@ class Loops:
         """How many calls of such a one the error passes before it ends a statement."""
         self._probes = 1
         """How often the time may still go on."""
+        self._new_at, self._new_left = 0.0, _MOST_NEW
+        """When a loop was met last that was not known, and how often time may still go on for such."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Nowhere, ()  # datasets hashes functions with what they name
@@ -210,6 +215,8 @@ class Loops:
                 counts, or ends by returning a value only, is not left unless it trains, or it is known
                 how many rounds are left.
         """
+        if place not in self._idle:
+            self._new_at = process_time()
         if self._idle[place] > OFTEN and self._may_train(place):
             self._idle[place] = 0
         if self._idle[place] > OFTEN or _is_aside():
@@ -585,6 +592,9 @@ class Loops:
             return False
         if now != before:
             self._late = now, 0
+            if self._new_left and process_time() - self._new_at < _NEW_SECONDS:
+                self._new_left -= 1
+                return shorten_alarm(_NEW_SECONDS, self.goes_on)
             self._probes = _MOST_PROBES if ended else self._probes - 1
             return self._probes >= 0 and shorten_alarm(
                 _SLOW_SECONDS if self._probes else _HOST_SECONDS, self.goes_on
