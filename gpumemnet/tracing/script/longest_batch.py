@@ -272,7 +272,7 @@ def size_of(sample: Any, depth: int = 3) -> int:
     """Return how much a sample holds, some levels deep where it is an object such as a graph."""
     if isinstance(sample, Mapping):
         return sum(size_of(each, depth) for each in sample.values())
-    if getattr(sample, "dtype", None) == object:  # such as a row of a table
+    if str(getattr(sample, "dtype", "")) == "object":  # such as a row of a table
         sample = sample.tolist()
     if isinstance(sample, Tensor) or hasattr(sample, "shape"):
         size = 1

@@ -6,6 +6,7 @@ import ast
 import pickle
 import threading
 import weakref
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -138,6 +139,18 @@ def test_loops_end_that_bring_nothing_new(
         exec(compile(tree, "train.py", "exec"), names)
     assert names["rounds"] == rounds
     assert pickle.loads(pickle.dumps(counted.condition)) is None  # datasets hashes what code names
+
+
+def test_time_goes_on_where_a_loop_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr(loops, "shorten_alarm", lambda seconds, _: not asked.append(seconds))
+    recorder = cast(Recorder, SimpleNamespace(now=count().__next__))
+    progress = counters.Progress(is_inside=bool, trained=lambda: (1, 1), has_trained=True)
+    watched = loops.Loops(recorder, counters.Counters(recorder, progress), generates=bool)
+    next(watched.rounds("train.py line 1", [1]))
+    while watched.goes_on(None):
+        pass
+    assert asked == [*[10.0] * 6, 0.5]
 
 
 def test_code_that_cannot_be_changed_stays_as_it_is(tmp_path: Path) -> None:
