@@ -229,7 +229,7 @@ class Loops:
         start = event = self._recorder.now()
         second, (steps, made) = process_time(), progress.trained()
         is_range = isinstance(numbers, range) and not is_numbered
-        loop = Running(numbers if is_range else (), steps, grown=[start])
+        loop = Running(numbers if is_range else (), steps, grown=[start], began=start)
         loop.batches = (
             numbers if isinstance(numbers, list | tuple) and place not in self._walked else ()
         )
@@ -252,6 +252,7 @@ class Loops:
                 top, end = self._recorder.levels_since(event)
                 before = second, steps, made, event
                 second, event = process_time(), self._recorder.now()
+                loop.began = event
                 steps, made = progress.trained()
                 small = SMALL_BYTES if place in self.training else 0
                 is_new = top > self._tops[place] + small or end > most_bytes + small
@@ -425,6 +426,13 @@ class Loops:
                 self._ended[place] = calm, most_bytes
             self.training.discard(place)
         self.making.pop(place, None)  # not where the trace ends within
+
+    def comes_again(self) -> float:
+        """Return the event after which all comes again, in a further round of a loop that runs."""
+        running = ((each, each.numbers or each.batches) for each in self._running)
+        return min(
+            (each.began for each, of in running if not of or each.given < len(of)), default=math.inf
+        )
 
     def time_is_up(self) -> Iterator[str]:
         """Record what later rounds leave of the loops that ran, where the last ones left as much;

@@ -121,10 +121,13 @@ class WholeRun:
     """Queues of a longest length → bytes that they will hold more."""
     kept: Mapping[str, int]
     """Loops → bytes that rounds keep which are left out; they are in the record."""
+    comes_again: float
+    """The event after which all comes again, in a further round of a loop that the trace ended in."""
 
     def late_bytes(self, peak: int, held_bytes: int) -> int:
         """Return the optimizer state that is not there at an event, of optimizers that step by the
-        end of its step: what happens there happens again in later steps, when it is.
+        end of its step, or of the round of a loop that comes again: what happens there happens again
+        in later steps, when it is.
 
         Args:
             peak: the event.
@@ -137,7 +140,8 @@ class WholeRun:
         whole = {  # an optimizer whose parameters change has several entries
             number
             for numbers, made in self.state.items()
-            if made <= peak and not known.isdisjoint(numbers) and gone.isdisjoint(numbers)
+            if made <= peak and gone.isdisjoint(numbers)
+            if not known.isdisjoint(numbers) or made <= self.comes_again <= peak
             for number in numbers
         }
         return max(0, sum(self.timeline.storages[each].size_bytes for each in whole) - held_bytes)
