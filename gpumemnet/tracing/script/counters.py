@@ -211,9 +211,6 @@ class Running:
     grown: list[int] = field(default_factory=list)
     """The event before it, and those after the rounds that left more than any before."""
 
-    began: int = 0
-    """The event that its round began with."""
-
     later: Later | None = None
     """What later rounds leave, if the last two left as much."""
 

@@ -148,10 +148,11 @@ def bytes_of_queues(recorder: Recorder) -> Counter[str]:
     for each in gc.get_objects():
         if type(each) is deque and len(each) > 1 and each.maxlen is not None:
             # Entries and queues may share tensors.
-            before = {*recorder.numbers_of(tensors_in([*each][:-1]))} | counted
-            last = {*recorder.numbers_of(tensors_in(each[-1]))} - before
+            half, entries = len(each) // 2, [*each]
+            before = {*recorder.numbers_of(tensors_in(entries[:half]))} | counted
+            last = {*recorder.numbers_of(tensors_in(entries[half:]))} - before
             counted |= last
-            left = recorder.bytes_of(last) * (each.maxlen - len(each))
+            left = recorder.bytes_of(last) * (each.maxlen - len(each)) // (len(each) - half)
             if left >= MIB:
                 more[f"a queue of at most {each.maxlen:,}"] += left
     return more

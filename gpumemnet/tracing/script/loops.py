@@ -168,6 +168,8 @@ class Loops:
         self._cut: list[tuple[Later, int, float]] = []
         """What later rounds leave of loops that were left, and when that was: how many events there
         were, and seconds."""
+        self.comes_again: tuple[int, list[int]] = 0, []
+        """The event at which loops were left last before their last round, and those they began with."""
         self.making: dict[str, int] = {}
         """Those whose rounds make optimizers → bytes that the last round left more than any before."""
         self.sampled: set[str] = set()
@@ -229,7 +231,7 @@ class Loops:
         start = event = self._recorder.now()
         second, (steps, made) = process_time(), progress.trained()
         is_range = isinstance(numbers, range) and not is_numbered
-        loop = Running(numbers if is_range else (), steps, grown=[start], began=start)
+        loop = Running(numbers if is_range else (), steps, grown=[start])
         loop.batches = (
             numbers if isinstance(numbers, list | tuple) and place not in self._walked else ()
         )
@@ -252,7 +254,6 @@ class Loops:
                 top, end = self._recorder.levels_since(event)
                 before = second, steps, made, event
                 second, event = process_time(), self._recorder.now()
-                loop.began = event
                 steps, made = progress.trained()
                 small = SMALL_BYTES if place in self.training else 0
                 is_new = top > self._tops[place] + small or end > most_bytes + small
@@ -359,7 +360,8 @@ class Loops:
                     # Of a loop whose rounds all keep as much, the first ones are known as well.
                     grown, number, apart = (rise, loop.given, 1) if keeps else loop.cycle
                     is_regular = keeps or (apart > 1 and not self._counters.turned)
-                    is_full = self._counters.sizes or bytes_of_queues(self._recorder)
+                    self.learn_queues()  # the script may leave the loop in its last rounds
+                    is_full = self._counters.sizes or self.queues
                     is_cycle = keeps or loop.whole - number < apart
                     all_bytes = 0
                     if is_sized and is_regular and is_cycle and not is_full:
@@ -419,20 +421,23 @@ class Loops:
             if stepped > steps and kept == made:  # it trains what an earlier round has made
                 self.making.pop(place, None)
             self._running.remove(loop)
-            if loop.later and sys.exc_info()[0] is GeneratorExit:  # time may be up within
-                self._cut.append((loop.later, self._recorder.now(), monotonic()))
+            if sys.exc_info()[0] is GeneratorExit:  # time may be up within
+                now, items = self._recorder.now(), loop.numbers or loop.batches
+                if loop.later:
+                    self._cut.append((loop.later, now, monotonic()))
+                if not items or loop.given < len(items):
+                    self.comes_again = now, [*self.starts_again(), loop.grown[0]]
             self._waits = False
             if place in self.training:
                 self._ended[place] = calm, most_bytes
             self.training.discard(place)
         self.making.pop(place, None)  # not where the trace ends within
 
-    def comes_again(self) -> float:
-        """Return the event after which all comes again, in a further round of a loop that runs."""
-        running = ((each, each.numbers or each.batches) for each in self._running)
-        return min(
-            (each.began for each, of in running if not of or each.given < len(of)), default=math.inf
-        )
+    def starts_again(self) -> list[int]:
+        """Return the events from which all comes again, in further rounds of loops that were left just
+        now: nothing was taken on the GPU since."""
+        left, starts = self.comes_again
+        return [] if max(self._recorder.changes(left), default=0) > 0 else starts
 
     def time_is_up(self) -> Iterator[str]:
         """Record what later rounds leave of the loops that ran, where the last ones left as much;

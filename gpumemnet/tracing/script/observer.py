@@ -152,8 +152,8 @@ class ScriptObserver:
         """The optimizers at the end of the run, which would go with the script's frames."""
         self.is_lower_bound = False
         """Whether time was up before enough steps."""
-        self.comes_again = inf
-        """The event after which all comes again."""
+        self.comes_again: list[int] = []
+        """Events from which all comes again."""
         self._passing = False
         self._has_graph = False
         """Whether a pass with gradients waits for its backward pass: others are a part of it."""

@@ -191,7 +191,7 @@ def _note_running(observer: ScriptObserver, error: BaseException) -> None:
     optimizers."""
     observer.held = [*observer.optimizers]  # the script's frames go with the error
     observer.loops.learn_queues()
-    observer.comes_again = observer.loops.comes_again()
+    observer.comes_again = observer.loops.starts_again()
     if observer.has_enough_steps and observer.recorder.phase == GENERATION:
         observer.notes[GENERATION] = observer.generation.sentence
     calls = user_calls(error)

@@ -121,13 +121,13 @@ class WholeRun:
     """Queues of a longest length → bytes that they will hold more."""
     kept: Mapping[str, int]
     """Loops → bytes that rounds keep which are left out; they are in the record."""
-    comes_again: float
-    """The event after which all comes again, in a further round of a loop that the trace ended in."""
+    comes_again: Sequence[int]
+    """Events from which all comes again, in further rounds of loops that the trace ended in."""
 
     def late_bytes(self, peak: int, held_bytes: int) -> int:
         """Return the optimizer state that is not there at an event, of optimizers that step by the
-        end of its step, or of the round of a loop that comes again: what happens there happens again
-        in later steps, when it is.
+        end of its step, or before the trace ended within a loop whose rounds bring all of it again: what happens
+        there happens again in later steps, when it is.
 
         Args:
             peak: the event.
@@ -141,7 +141,8 @@ class WholeRun:
             number
             for numbers, made in self.state.items()
             if made <= peak and gone.isdisjoint(numbers)
-            if not known.isdisjoint(numbers) or made <= self.comes_again <= peak
+            if not known.isdisjoint(numbers)
+            or any(made <= each <= peak for each in self.comes_again)
             for number in numbers
         }
         return max(0, sum(self.timeline.storages[each].size_bytes for each in whole) - held_bytes)

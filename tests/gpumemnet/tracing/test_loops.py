@@ -111,6 +111,7 @@ def test_loops_end_that_bring_nothing_new(
         now=lambda: gpu.events,
         levels_since=lambda start: (gpu.most, gpu.bytes),
         live_bytes=lambda: gpu.bytes,
+        changes=lambda *between: [],
         keep=lambda *kept: None,
         numbers_of=lambda tensors: [],
         bytes_of=lambda numbers: 0,

@@ -1432,6 +1432,22 @@ for turn in range(20):
         602 + WORKSPACE,
         "as what rounds of clients.py line 11 leave",
     ),
+    "rollout": Case(  # time is up before the second one's end: from then on both have their state
+        """
+import time
+models = [wide(1), wide(1)]
+optimizers = [torch.optim.SGD(each.parameters(), 0.1, momentum=0.9) for each in models]
+for turn in range(9):
+    end = time.process_time() + 9 * turn
+    while time.process_time() < end: pass
+    for model, optimizer, rows in zip(models, optimizers, (8192, 8)):
+        for _ in range(4): step(optimizer, model(torch.randn(rows, 4096, device="cuda")).mean())
+        optimizer.zero_grad()
+""",
+        5 * 64 + 2 * 128 + 124,  # workspace
+        5 * 64 + 2 * 128 + 125,
+        "time was up",
+    ),
     "files": Case(  # the largest of a list is met
         """
 import os, tempfile
@@ -1460,7 +1476,7 @@ def test_the_whole_run_counts(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     (tmp_path / f"{name}.py").write_text(HEAD + case.lines)
     # half of these times shows all; the case "slow_evaluation" waits for five seconds itself
-    quick = {"behind", "filled", "planned", "queue", "rejoined"}
+    quick = {"behind", "filled", "planned", "queue", "rejoined", "rollout"}
     seconds = {"slow_evaluation": 20.0}.get(name, 3.0 if name in quick else 6.0)
     answer = script_child.traced(tmp_path / f"{name}.py", more_seconds=seconds)
     assert isinstance(answer, dict), answer
@@ -1501,6 +1517,7 @@ def test_the_whole_run_counts(name: str, tmp_path: Path) -> None:
             "cycles",
             "clients",
             "best",
+            "rollout",
             "taking_turns",
         )
         or most == answer["requested_bytes"]
