@@ -143,15 +143,15 @@ def test_loops_end_that_bring_nothing_new(
 
 
 def test_time_goes_on_where_a_loop_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[float] = []
-    monkeypatch.setattr(loops, "shorten_alarm", lambda seconds, _: not asked.append(seconds))
+    shorten = Mock(return_value=True)
+    monkeypatch.setattr(loops, "shorten_alarm", shorten)
     recorder = cast(Recorder, SimpleNamespace(now=count().__next__))
     progress = counters.Progress(is_inside=bool, trained=lambda: (1, 1), has_trained=True)
     watched = loops.Loops(recorder, counters.Counters(recorder, progress), generates=bool)
     next(watched.rounds("train.py line 1", [1]))
     while watched.goes_on(None):
         pass
-    assert asked == [*[10.0] * 6, 0.5]
+    assert [call.args[0] for call in shorten.mock_calls] == [*[10.0] * 6, 0.5]
 
 
 def test_code_that_cannot_be_changed_stays_as_it_is(tmp_path: Path) -> None:
