@@ -7,6 +7,7 @@ the others wait for it.
 
 from __future__ import annotations
 
+import sqlite3
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -227,14 +228,8 @@ def ensure_schema(url: URL) -> None:
     _make_folder(url)
     engine = make_engine(url, busy_seconds=MIGRATION_SECONDS)
     try:
-        file = Path(url.database or "")
-        is_file = url.get_backend_name() == "sqlite"
-        is_new = is_file and not (file.exists() and file.stat().st_size)
-        found = None if is_new else revision(engine)
-        check_revision(found, url)
-        if found != HEAD:
-            _migrate(engine)
-    except (SQLAlchemyError, OSError) as error:  # TimeoutError is an OSError
+        _migrate(engine)
+    except (SQLAlchemyError, sqlite3.Error, OSError) as error:  # TimeoutError is an OSError
         raise _unusable(url, error) from None
     finally:
         engine.dispose()
@@ -252,28 +247,23 @@ def _migrate(engine: Engine) -> None:
         connection = stack.enter_context(engine.begin())
         if engine.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
-        found = _revision(connection)  # another process may have migrated meanwhile
+        found = revision(connection)
         check_revision(found, engine.url)
         if found is None:
             METADATA.create_all(connection)
             connection.execute(VERSIONS.insert(), {"version_num": HEAD})
-            return
-        for earlier in REVISIONS[REVISIONS.index(found) : -1]:
-            connection.execute(text(MIGRATIONS[earlier]))
-        connection.execute(VERSIONS.update(), {"version_num": HEAD})
+        elif found != HEAD:
+            for earlier in REVISIONS[REVISIONS.index(found) : -1]:
+                connection.execute(text(MIGRATIONS[earlier]))
+            connection.execute(VERSIONS.update(), {"version_num": HEAD})
 
 
-def revision(engine: Engine) -> str | None:
+def revision(connection: Connection) -> str | None:
     """The tables' revision; ``None`` in a database without the service's tables.
 
     Raises:
         SQLAlchemyError: when the query fails.
     """
-    with reading(engine) as connection:
-        return _revision(connection)
-
-
-def _revision(connection: Connection) -> str | None:
     if not inspect(connection).has_table(VERSION_TABLE):
         return None
     return connection.execute(select(VERSIONS.c.version_num)).scalar()

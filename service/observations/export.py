@@ -67,11 +67,11 @@ def export(address: str, out: Path, *, since: float | None = None) -> tuple[int,
                 yield measurement
 
     try:
-        found = revision(engine)
-        check_revision(found, url)
-        if found is None:
-            raise DatabaseError(f"the database {shown(url)} holds no observations of a service")
         with reading(engine) as connection:
+            found = revision(connection)
+            check_revision(found, url)
+            if found is None:
+                raise DatabaseError(f"the database {shown(url)} holds no observations of a service")
             written = write_dataset(out, measurements(connection))
     except SQLAlchemyError as error:
         raise DatabaseError(

@@ -327,7 +327,8 @@ class ObservationStore:
                 ensure_schema(self._url)
                 self._has_tables = True
             self._write_waiting()
-            while self._flush_predictions():
+            while queued := self._predictions.take(ROWS_PER_TRANSACTION):
+                self._write_predictions(queued)
                 self._write_waiting()
             if not self._stopping:
                 self._refresh_and_sweep(now)
@@ -360,13 +361,6 @@ class ObservationStore:
         self._wake.clear()
         while self._flush_observations():
             pass
-
-    def _flush_predictions(self) -> bool:
-        """Write the oldest predictions; returns whether there were any."""
-        queued = self._predictions.take(ROWS_PER_TRANSACTION)
-        if queued:
-            self._write_predictions(queued)
-        return bool(queued)
 
     def _write_predictions(self, queued: Sequence[_Queued]) -> None:
         try:
@@ -407,7 +401,6 @@ class ObservationStore:
             group = self._waiting[:MAX_GROUP]
         if not group:
             return False
-        QUEUE.set(len(self._waiting))
         named = {entry.incoming.observation.prediction_id or "" for entry in group}
         if queued := self._predictions.take_named(named):
             self._write_predictions(queued)
