@@ -188,45 +188,18 @@ class Classifier(nn.Module):
 # Shapes: B jobs, L layers, F feature columns, D inputs of the head, W width of the encoder.
 
 
-class LayerAttention(nn.Module):
-    """One encoder layer: attention over the layers of a job, then a feed-forward network, each
-    preceded by a norm."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.before_attention = nn.LayerNorm(width)
-        self.projections = nn.Linear(width, 3 * width)
-        self.output = nn.Linear(width, width)
-        self.before_feed_forward = nn.LayerNorm(width)
-        self.widen = nn.Linear(width, 2 * width)
-        self.narrow = nn.Linear(2 * width, width)
-
-    def forward(self, tokens_BLW: Tensor, bias_B11L: Tensor) -> Tensor:
-        """Return the transformed tokens, shape ``[B, L, W]``; the attention bias is 0, or very
-        negative for padding."""
-        batch, length, width = tokens_BLW.shape
-        split = self.projections(self.before_attention(tokens_BLW)).reshape(
-            batch, length, 3, self.heads, width // self.heads
-        )
-        query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
-        scores = query @ key.transpose(-1, -2) * (width // self.heads) ** -0.5 + bias_B11L
-        mixed = (scores.softmax(-1) @ value).transpose(1, 2).reshape(batch, length, width)
-        tokens_BLW = tokens_BLW + self.output(mixed)
-        hidden = nn.functional.silu(self.widen(self.before_feed_forward(tokens_BLW)))
-        return tokens_BLW + self.narrow(hidden)
-
-
 class LayerEncoder(nn.Module):
     """Encodes a layer sequence as one vector: embedding, attention, then mean and maximum over the
     layers."""
 
     def __init__(self, width: int, depth: int, heads: int) -> None:
         super().__init__()
-        self.heads = heads
         self.embedding = nn.Linear(len(SEQUENCE_COLUMNS) + 1, width)
-        self.attention = nn.ModuleList(LayerAttention(width, heads) for _ in range(depth))
-        self.norm = nn.LayerNorm(width)
+        layer = nn.TransformerEncoderLayer(
+            width, heads, 2 * width, 0.0, nn.functional.silu, batch_first=True, norm_first=True
+        )
+        norm = nn.LayerNorm(width)
+        self.attention = nn.TransformerEncoder(layer, depth, norm, enable_nested_tensor=False)
 
     def forward(self, sequences_BLF: Tensor, mask_BL: Tensor) -> Tensor:
         """Return the vectors, shape ``[B, 2 · W]``.
@@ -241,10 +214,7 @@ class LayerEncoder(nn.Module):
         # amounts are relative to the largest of the job
         relative = (amounts - amounts.amax(1, keepdim=True)).clamp_min(-20.0) * 0.2
         tokens_BLW = self.embedding(torch.cat((kinds, relative, place_BL1), dim=-1))
-        bias_B11L = ((1.0 - mask_BL) * -1e4)[:, None, None, :]
-        for layer in self.attention:
-            tokens_BLW = layer(tokens_BLW, bias_B11L)
-        tokens_BLW = self.norm(tokens_BLW)
+        tokens_BLW = self.attention(tokens_BLW, src_key_padding_mask=(1.0 - mask_BL) * -1e4)
         mean = (tokens_BLW * mask_BL1).sum(1) / mask_BL1.sum(1)
         most = (tokens_BLW - (1.0 - mask_BL1) * 1e4).amax(1)
         return torch.cat((mean, most), dim=1)
@@ -256,11 +226,10 @@ def initialised(width: int, depth: int, heads: int, seed: int) -> LayerEncoder:
     generator = torch.Generator().manual_seed(seed)
     encoder = LayerEncoder(width, depth, heads)
     with torch.no_grad():
-        for module in encoder.modules():
-            if isinstance(module, nn.Linear):
-                module.weight.copy_(
-                    torch.randn(module.weight.shape, generator=generator)
-                    / math.sqrt(module.in_features)
-                )
-                module.bias.zero_()
+        for name, weights in encoder.named_parameters():
+            if weights.ndim == 2:
+                drawn = torch.randn(weights.shape, generator=generator)
+                weights.copy_(drawn / math.sqrt(weights.shape[1]))
+            elif name.endswith("bias"):
+                weights.zero_()
     return encoder
