@@ -46,7 +46,7 @@ from gpumemnet.torch_private.names import (
 )
 from gpumemnet.tracing.operators.elementwise import LayoutRule, layout_rule
 from gpumemnet.tracing.operators.library_workspaces import blas_workspace
-from gpumemnet.tracing.operators.rules import Platform, Scratch, scratch, takes_scratch
+from gpumemnet.tracing.operators.rules import SCRATCH_RULES, Platform, Scratch, scratch
 from gpumemnet.tracing.timeline import Phase, Storage, Timeline
 
 _UNKNOWN: Final = "temporary"
@@ -457,7 +457,7 @@ class Recorder(DispatchMode):
         with without_function_modes():
             watched = self._kinds.get(func)
             if watched is None:
-                watched = self._kinds[func] = _allocates(func) or takes_scratch(func)
+                watched = self._kinds[func] = _allocates(func) or func in SCRATCH_RULES
                 self._layouts[func] = layout_rule(func)
             if self._is_closed or self._is_absent:
                 return self._run(func, args, kwargs)

@@ -25,7 +25,7 @@ from gpumemnet.extract.module_calls import ModelInputs, ModulePath
 from gpumemnet.torch_private.names import find_operator
 from gpumemnet.tracing.api import TraceOptions
 from gpumemnet.tracing.operators.library_workspaces import blas_workspace
-from gpumemnet.tracing.operators.rules import Platform, scratch, takes_scratch
+from gpumemnet.tracing.operators.rules import SCRATCH_RULES, Platform, scratch
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.timeline import Timeline
 from gpumemnet.tracing.training_loop import record
@@ -112,7 +112,7 @@ class CallRecorder(Recorder):
         """Record the call, and keep it if it takes scratch memory."""
         start = len(self._events)
         super().ran(func, args, kwargs, outputs, fresh)
-        if takes_scratch(func) or blas_workspace(func, self._platform) is not None:
+        if func in SCRATCH_RULES or blas_workspace(func, self._platform) is not None:
             self.calls.append(
                 OperatorCall.of(start, len(self._events), func, args, kwargs, outputs)
             )

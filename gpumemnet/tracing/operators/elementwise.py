@@ -115,27 +115,17 @@ def laid_out(tensor: Tensor, layout: torch.memory_format = torch.contiguous_form
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta", memory_format=layout)
 
 
-def contiguous(*names: str, after: int | None = None) -> Rule:
-    """Return a rule for arguments that must be contiguous.
+def contiguous(*names: str, like: str = "", after: int | None = None) -> Rule:
+    """Return a rule for arguments that must be contiguous, or have the memory format of ``like``.
 
     Structured kernels allocate their outputs before the copies.  Other kernels copy first: pass 0
     for ``after``.
     """
 
     def copies(call: Call) -> Scratches:
-        amounts = (copy_bytes(call.arguments[name]) for name in names)
-        return exactly("copy", *amounts, after=after)
-
-    return copies
-
-
-def as_laid_out(of: str, *names: str, after: int | None = None) -> Rule:
-    """Return a rule for arguments that must have the memory format of the argument ``of``."""
-
-    def copies(call: Call) -> Scratches:
-        wanted = memory_format(call.arguments[of])
-        amounts = (copy_bytes(call.arguments[name], wanted) for name in names)
-        return exactly("copy", *amounts, after=after)
+        given = call.arguments
+        wanted = memory_format(given[like]) if like else torch.contiguous_format
+        return exactly("copy", *(copy_bytes(given[name], wanted) for name in names), after=after)
 
     return copies
 
@@ -154,8 +144,10 @@ def result_layout(given: Tensor, weight: Tensor) -> torch.memory_format:
 SCRATCH_RULES.update(
     {
         **dict.fromkeys((aten.reflection_pad2d.default, aten.col2im.default), contiguous("self")),
-        aten.max_pool2d_with_indices.default: as_laid_out("self", "self"),
-        aten.max_pool2d_with_indices_backward.default: as_laid_out("self", "grad_output", "self"),
+        aten.max_pool2d_with_indices.default: contiguous("self", like="self"),
+        aten.max_pool2d_with_indices_backward.default: contiguous(
+            "grad_output", "self", like="self"
+        ),
     }
 )
 
@@ -210,11 +202,6 @@ _BINARY: Final = frozenset(
         "le",
         "gt",
         "ge",
-        "bitwise_and",
-        "bitwise_or",
-        "bitwise_xor",
-        "bitwise_left_shift",
-        "bitwise_right_shift",
     }
 )
 """Elementwise operators of which an operand may be a number, which the iterator takes for a tensor
@@ -226,9 +213,6 @@ _KEEP_STRIDES: Final = frozenset(
         "masked_fill",
         "native_dropout_backward",
         "nan_to_num",
-        "_conj_physical",
-        "deg2rad",
-        "rad2deg",
     }
 )
 """Said to be elementwise, but they fill a tensor that is made like their argument."""
@@ -620,16 +604,13 @@ def _before(name: str, times: Callable[[Call], int]) -> Rule:
     return lambda call: exactly("copy", call.arguments[name].nbytes * times(call), after=0)
 
 
-def _loss_elements(call: Call) -> Scratches:
-    """What is summed into the result (``aten/src/ATen/native/Loss.cpp``)."""
-    return exactly("loss", call.arguments["self"].nbytes * bool(call.arguments["reduction"]))
-
-
 SCRATCH_RULES.update(
     {
-        aten.mse_loss.default: _loss_elements,
-        aten.smooth_l1_loss.default: _loss_elements,
-        aten.huber_loss.default: _loss_elements,
+        # what is summed into the result (``aten/src/ATen/native/Loss.cpp``)
+        **dict.fromkeys(
+            (aten.mse_loss.default, aten.smooth_l1_loss.default, aten.huber_loss.default),
+            _before("self", lambda call: bool(call.arguments["reduction"])),
+        ),
         aten.soft_margin_loss_backward.default: lambda call: exactly(
             "loss", 3 * call.arguments["self"].nbytes, held=False, after=0
         ),

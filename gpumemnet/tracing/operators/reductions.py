@@ -37,7 +37,6 @@ from torch import Tensor
 
 from gpumemnet.torch_private.names import aten, below_autograd
 from gpumemnet.tracing.operators.elementwise import (
-    as_laid_out,
     contiguous,
     copy_bytes,
     is_channels_last,
@@ -570,7 +569,7 @@ SCRATCH_RULES.update(
         aten.native_layer_norm_backward.default: _layer_norm_gradient,
         aten._fused_rms_norm.default: contiguous("input", after=0),
         aten._fused_rms_norm_backward.default: _layer_norm_gradient,
-        aten.cudnn_batch_norm_backward.default: as_laid_out("input", "grad_output", after=0),
+        aten.cudnn_batch_norm_backward.default: contiguous("grad_output", like="input", after=0),
         aten._softmax.default: contiguous("self"),
         aten._log_softmax.default: contiguous("self"),
         aten._softmax_backward_data.default: _softmax_gradient,

@@ -167,11 +167,6 @@ SCRATCH_RULES: Final[dict[Any, Rule]] = {}
 #   context.
 
 
-def takes_scratch(operator: OpOverload) -> bool:
-    """Whether :func:`scratch` has a rule for ``operator``."""
-    return operator in SCRATCH_RULES
-
-
 def scratch(
     operator: OpOverload,
     args: Sequence[Any],
