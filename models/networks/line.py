@@ -109,17 +109,19 @@ _CONDITIONS: Final[tuple[Mapping[str, float], ...]] = (
 constant."""
 
 
-def affine(amounts: tuple[Mapping[str, float], ...]) -> tuple[Tensor, Tensor]:
-    """Return matrix ``[F, len(amounts)]`` and offset ``[len(amounts)]`` that map features to the
-    amounts."""
-    matrix, offset = torch.zeros(len(FEATURE_NAMES), len(amounts)), torch.zeros(len(amounts))
-    for column, amount in enumerate(amounts):
+def affine(amounts: tuple[Mapping[str, float], ...]) -> nn.Linear:
+    """Return what maps features to the amounts, ``[B, F]`` to ``[B, len(amounts)]``; it does not
+    train."""
+    found = nn.Linear(len(FEATURE_NAMES), len(amounts)).requires_grad_(False)
+    for parameter in found.parameters():
+        parameter.zero_()
+    for row, amount in enumerate(amounts):
         for name, factor in amount.items():
             if name:
-                matrix[FEATURE_NAMES.index(name), column] = factor
+                found.weight[row, FEATURE_NAMES.index(name)] = factor
             else:
-                offset[column] = factor
-    return matrix, offset
+                found.bias[row] = factor
+    return found
 
 
 class Line(nn.Module):
@@ -127,19 +129,14 @@ class Line(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        left, right = (affine(tuple({pair[side]: 1.0} for pair in TERMS))[0] for side in (0, 1))
-        own = {"unfragmented_bytes": 1.0, "step_bytes": -1.0}
-        totals, totals_offset = affine(
+        self.left, self.right = (
+            affine(tuple({pair[side]: 1.0} for pair in TERMS)) for side in (0, 1)
+        )
+        self.beyond_step = affine(({"unfragmented_bytes": 1.0, "step_bytes": -1.0},))
+        self.totals_terms = affine(
             tuple(dict.fromkeys(names or ("",), 1.0) for names in TOTALS_TERMS)
         )
-        conditions, conditions_offset = affine(_CONDITIONS)
-        self.left = Buffer(left)
-        self.right = Buffer(right)
-        self.beyond_step = Buffer(affine((own,))[0])
-        self.totals = Buffer(totals)
-        self.totals_offset = Buffer(totals_offset)
-        self.conditions = Buffer(conditions)
-        self.conditions_offset = Buffer(conditions_offset)
+        self.conditions = affine(_CONDITIONS)
         self.earlier = Buffer(torch.ones(len(GROUPS), len(GROUPS)).triu(1))
         self.slopes = Buffer(torch.zeros(len(TERMS), 1))
         self.totals_slopes = Buffer(torch.zeros(len(TOTALS_TERMS), 1))
@@ -147,9 +144,7 @@ class Line(nn.Module):
     def forward(self, own_BF: Tensor, reference_BF: Tensor) -> tuple[Tensor, Tensor]:
         """Return the line ``[B, 1]``, which is never below zero, and one of :data:`GROUP_NAMES` as
         1 among zeros, ``[B, 4 G]``."""
-        flags_BC = (torch.addmm(self.conditions_offset, reference_BF, self.conditions) > 0).to(
-            own_BF.dtype
-        )
+        flags_BC = (self.conditions(reference_BF) > 0).to(own_BF.dtype)
         flags = torch.split(flags_BC, 1, dim=1)
         checkpointed, frozen, factored, convolves, cnn, norms, logits, half, attends, embeds = (
             flags[:10]
@@ -176,16 +171,12 @@ class Line(nn.Module):
 
     def terms(self, own_BF: Tensor, checkpointed_B1: Tensor) -> Tensor:
         """Return :data:`TERMS`, ``[B, T]``; ``checkpointed_B1`` is 1 where blocks are recomputed."""
-        products = (own_BF @ self.left) * (own_BF @ self.right)
+        products = self.left(own_BF) * self.right(own_BF)
         one, segments, unfragmented, *others, norms_B1 = torch.split(products, 1, dim=1)
         kept_B1 = 1.0 - checkpointed_B1
-        beyond_B1 = (own_BF @ self.beyond_step) * kept_B1
+        beyond_B1 = self.beyond_step(own_BF) * kept_B1
         plain = (one, segments * kept_B1, unfragmented * kept_B1)
         return torch.cat((*plain, *others, torch.minimum(norms_B1, beyond_B1)), dim=1)
-
-    def totals_terms(self, own_BF: Tensor) -> Tensor:
-        """Return :data:`TOTALS_TERMS`, ``[B, T]``."""
-        return torch.addmm(self.totals_offset, own_BF, self.totals)
 
 
 _ANY: Final = (-math.inf, math.inf)

@@ -122,17 +122,11 @@ class Inputs(nn.Module):
         pairs = (*LAYER_RATIOS, *TOTAL_RATIOS)
         padding = ((_ONE, _ONE),) * (-(len(pairs) + 1) % LANES)  # and the line
         above, below = zip(*(*pairs, *padding), strict=True)
-        numerators, numerator_offset = affine(above)
-        denominators, denominator_offset = affine(below)
-        flags, _ = affine(tuple({name: 1.0} for name in FLAGS))
         self.pairs = [len(LAYER_RATIOS), len(TOTAL_RATIOS), len(padding)]
         width = len(pairs) + len(FLAGS)
         self.width = width + len(TOTAL_RATIOS) + len(FLAGS)
-        self.numerators = Buffer(numerators)
-        self.numerator_offset = Buffer(numerator_offset)
-        self.denominators = Buffer(denominators)
-        self.denominator_offset = Buffer(denominator_offset)
-        self.flags = Buffer(flags)
+        self.numerators, self.denominators = affine(above), affine(below)
+        self.flags = affine(tuple({name: 1.0} for name in FLAGS))
         self.lowest = Buffer(torch.full((width,), -torch.inf))
         self.highest = Buffer(torch.full((width,), torch.inf))
         self.mean = Buffer(torch.zeros(width))
@@ -143,14 +137,13 @@ class Inputs(nn.Module):
     def raw(self, reference_BF: Tensor, line_B1: Tensor) -> tuple[Tensor, Tensor]:
         """Return the inputs before they are standardised, those that need layers first; and the
         logarithm of the line with :data:`SLACK_BYTES`."""
-        above = torch.addmm(self.numerator_offset, reference_BF, self.numerators)
-        below = torch.addmm(self.denominator_offset, reference_BF, self.denominators)
+        above, below = self.numerators(reference_BF), self.denominators(reference_BF)
         slack_B1 = line_B1 + SLACK_BYTES
         above = torch.cat((above, slack_B1), dim=1).log()
         ratios, line_B1 = torch.split(above, [sum(self.pairs), 1], dim=1)
         below = torch.cat((below, slack_B1), dim=1).log()[:, :-1]
         layers, totals, _ = torch.split(ratios - below, self.pairs, dim=1)
-        return torch.cat((layers, totals, reference_BF @ self.flags), dim=1), line_B1
+        return torch.cat((layers, totals, self.flags(reference_BF)), dim=1), line_B1
 
     def fit(self, raw_BD: Tensor) -> None:
         """Set range, mean and deviation from :meth:`raw` of training jobs with layers."""
@@ -176,7 +169,7 @@ class Inputs(nn.Module):
         layers, totals = torch.split(
             inputs_BD, [self.pairs[0], inputs_BD.shape[1] - self.pairs[0]], dim=1
         )
-        has_layers_B1 = reference_BF @ self.flags[:, -1:]
+        has_layers_B1 = self.flags(reference_BF)[:, -1:]
         inputs_BD = torch.cat(
             (layers * has_layers_B1, totals * has_layers_B1, totals * (1.0 - has_layers_B1)), dim=1
         )
