@@ -117,10 +117,8 @@ class Centre:
 
 def weighted_quantile(values: Array, weights: Array, share: float) -> float:
     """The smallest of ``values`` that has this share of the weight at or below it."""
-    order = np.argsort(values, kind="stable")
-    shares = weights[order].cumsum() / weights.sum()
-    place = int(np.searchsorted(shares, share - _ROUNDING))
-    return float(values[order][min(place, len(order) - 1)])
+    within = np.clip(share - _ROUNDING, 0.0, 1.0)
+    return float(np.quantile(values, within, weights=weights, method="inverted_cdf"))
 
 
 def weighted_centre(values: Array, weights: Array) -> Centre:

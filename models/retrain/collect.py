@@ -14,12 +14,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+import pandas as pd
 
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.dataset import Dataset, read_dataset
@@ -153,7 +154,7 @@ def collect(
     data = LabelledJobs.concatenate([one for _, one in parts])
     # Of measurements of the same job and options on the same GPU model and software, the first.
     columns = map(rows.words, ("label_source", *IDENTITY))
-    first = _first_of_each([*zip(job_texts(rows.jobs), *columns, strict=True)])
+    first = _first_of_each(zip(job_texts(rows.jobs), *columns, strict=True))
     if len(first) < len(rows):
         reason = "the same job again, on the same GPU and software"
         refusals.append(Refusal("all files", len(rows) - len(first), reason))
@@ -180,7 +181,7 @@ def _split(
         )
     ]
     by_time = np.argsort(-np.nan_to_num(times), kind="stable")
-    chosen = np.sort(by_time[_first_of_each([keys[row] for row in by_time.tolist()])])
+    chosen = np.sort(by_time[_first_of_each(keys[row] for row in by_time.tolist())])
     return Collected(
         data.take(chosen),
         is_held_out[chosen],
@@ -191,12 +192,9 @@ def _split(
     )
 
 
-def _first_of_each(keys: Sequence[object]) -> Indices:
+def _first_of_each(keys: Iterable[object]) -> Indices:
     """Positions of the first of equal keys."""
-    chosen: dict[object, int] = {}
-    for position, key in enumerate(keys):
-        chosen.setdefault(key, position)
-    return np.array([*chosen.values()], dtype=np.int64)
+    return np.flatnonzero(~pd.Series([*keys], dtype=object).duplicated())
 
 
 def _plausible_rows(rows: Dataset) -> tuple[Dataset, Counter[str]]:
