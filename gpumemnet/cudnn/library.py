@@ -57,11 +57,10 @@ _OPERATIONS: Final = {
 """Operation → its descriptor, and its attributes: alpha, beta, convolution, weight, image,
 result."""
 # cudnnBackendAttributeType_t
-_OF_DATA_TYPE, _OF_INT64, _OF_FLOAT, _OF_DOUBLE, _OF_CONVOLUTION_MODE, _OF_HEURISTICS_MODE = (
+_OF_DATA_TYPE, _OF_INT64, _OF_FLOAT, _OF_CONVOLUTION_MODE, _OF_HEURISTICS_MODE = (
     1,
     3,
     4,
-    5,
     7,
     8,
 )

@@ -390,7 +390,7 @@ class KnownValues(DispatchMode):
                 return result
         writes = written_arguments(func)
         if func.overloadpacket in _PLACED and not self.numbers.follows(tensors):
-            args = self._with_drawn_places(func, args)
+            args = self._with_drawn_places(args)
             tensors = argument_tensors(args, kwargs)
         follows = self.numbers.makes_up or self.numbers.follows(tensors)
         written = _written(writes, args, kwargs)
@@ -419,7 +419,7 @@ class KnownValues(DispatchMode):
             return self._missing_values.result(_PACK, args, kwargs, error)
         return _PACK(as_meta(args[0]), *args[1:], **kwargs)
 
-    def _with_drawn_places(self, func: Any, args: Arguments) -> Arguments:
+    def _with_drawn_places(self, args: Arguments) -> Arguments:
         """Draw the places that are written to, where only their number is known: it tells how many a
         mask will select."""
 
@@ -511,9 +511,7 @@ class _DeviceBlind(TorchFunctionMode):
                 self._missing_values.copied_to_host(_name_of(func))
             args = (args[0], *map(_without_device, args[1:]))
             named.pop("device", None)
-        if "device" in named and (
-            not is_meta(named["device"]) or _has_known_values(func, args, named)
-        ):
+        if "device" in named and (not is_meta(named["device"]) or _has_known_values(func, named)):
             named["device"] = None
         if named.get("pin_memory"):
             named["pin_memory"] = False
@@ -549,7 +547,7 @@ def device_named(device: object) -> torch.device:
     return torch.device(device if isinstance(device, str) else str(device))
 
 
-def _has_known_values(func: Function, args: Arguments, named: Mapping[str, Any]) -> bool:
+def _has_known_values(func: Function, named: Mapping[str, Any]) -> bool:
     """Whether the values of what ``func`` makes are known, and code may read them."""
     if func not in FILLED:
         return func in CONSTANTS

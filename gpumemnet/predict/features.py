@@ -133,7 +133,7 @@ def feature_matrix(table: JobTable, blas_workspace_bytes: int) -> Array:
 
 REFERENCE_BATCH: Final = 32.0
 """Batch size of the features that do not depend on the job's own."""
-_BATCH, _SEGMENT = (FEATURE_NAMES.index(name) for name in ("batch_size", "segment_bytes"))
+_SEGMENT: Final = FEATURE_NAMES.index("segment_bytes")
 
 
 def model_features(table: JobTable, blas_workspace_bytes: int) -> Array:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar, TypeVarTuple
+from typing import Any, Final, TypeVar
 from urllib.parse import parse_qs
 
 import orjson
@@ -25,7 +25,6 @@ from gpumemnet.job.training_job import JOB_FIELDS
 from .problems import NO_JSON, OVERLOADED, TOO_LARGE, Refusal
 from .schemas import Device, Schema
 
-Arguments = TypeVarTuple("Arguments")
 Result = TypeVar("Result")
 S = TypeVar("S", bound=Schema)
 
@@ -108,13 +107,13 @@ async def handle_body(handle: Callable[[bytes], Result], body: bytes) -> Result:
     return await run_in_turn(handle, body) if len(body) > INLINE_BODY_BYTES else handle(body)
 
 
-async def run_in_turn(handle: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
+async def run_in_turn(handle: Callable[[bytes], Result], body: bytes) -> Result:
     """Handle a long body in a thread, after all long bodies before it.
 
     Threads share Python's lock with the event loop: each more that computes makes every other
     request wait for one more turn, and none finishes earlier.
     """
-    return await to_thread.run_sync(handle, *arguments, limiter=_TURN)
+    return await to_thread.run_sync(handle, body, limiter=_TURN)
 
 
 async def read_json_body(scope: Scope, receive: Receive) -> bytes | None:

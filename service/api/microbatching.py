@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 from starlette.types import Receive, Scope, Send
@@ -22,14 +22,12 @@ from .handlers import (
     run_in_turn,
     send_response,
 )
-from .predictions import JobRequest, read_job_request
+from .predictions import read_job_request
 from .problems import OUTSIDE_SUPPORT, Refusal
 
 if TYPE_CHECKING:
     from ..served_release import ServedRelease
 
-Request = TypeVar("Request")
-Result = TypeVar("Result")
 
 TEXT_FIELDS: Final = (
     "limit_mib",
@@ -47,7 +45,7 @@ _JSON_TYPES: Final = (JSON.encode(), b"application/*", b"*/*")
 logger = logging.getLogger("gpumemnet.service")
 
 
-class Microbatch(Generic[Request, Result]):
+class Microbatch:
     """Microbatching: requests that arrive in one iteration of the event loop are predicted together
     at the next.
 
@@ -57,20 +55,18 @@ class Microbatch(Generic[Request, Result]):
         predict: takes several requests; returns a prediction or an exception for each.
     """
 
-    def __init__(
-        self, predict: Callable[[Sequence[Request]], Sequence[Result | Exception]]
-    ) -> None:
+    def __init__(self, predict: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
         self._predict = predict
-        self._waiting: list[tuple[Request, asyncio.Future[Result]]] = []
+        self._waiting: list[tuple[Any, asyncio.Future[Any]]] = []
 
-    async def predict(self, request: Request) -> Result:
+    async def predict(self, request: Any) -> Any:
         """The prediction for one request.
 
         Raises:
             Exception: the exception that ``predict`` returned for it.
         """
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Result] = loop.create_future()
+        future = loop.create_future()
         self._waiting.append((request, future))
         if len(self._waiting) == 1:
             loop.call_soon(self._predict_waiting)
@@ -88,7 +84,7 @@ class Microbatch(Generic[Request, Result]):
             else:
                 future.set_result(result)
 
-    def _results(self, requests: Sequence[Request]) -> Sequence[Any]:
+    def _results(self, requests: Sequence[Any]) -> Sequence[Any]:
         try:
             return self._predict(requests)
         except Exception as error:
@@ -112,9 +108,7 @@ class PredictHandler:
 
     def __init__(self, serving: ServedRelease) -> None:
         self._serving = serving
-        self._microbatch = Microbatch[JobRequest, Any](
-            lambda requests: serving.api.predict_requests(requests)
-        )
+        self._microbatch = Microbatch(lambda requests: serving.api.predict_requests(requests))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond to one request.
@@ -123,7 +117,7 @@ class PredictHandler:
             Refusal: as :class:`JsonHandler`; 422 when a requested field has no value.
             FieldError: when a field of the body or a query parameter is invalid.
         """
-        names = text_fields(query) if (query := scope["query_string"]) else TEXT_FIELDS[:1]
+        names = text_fields(scope["query_string"])
         body = await read_json_body(scope, receive)
         if body is None:
             return

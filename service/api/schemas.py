@@ -11,7 +11,7 @@ import inspect
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, Final, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, Final, Literal, get_type_hints
 
 from annotated_types import GroupedMetadata
 from pydantic import (
@@ -33,8 +33,6 @@ from gpumemnet.predict.gpu_fit import MAX_DEVICE_NAME, MAX_FREE_MIB
 from gpumemnet.predict.largest_batch import DEFAULT_MAX_BATCH
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 from gpumemnet.units import MIB
-
-S = TypeVar("S", bound="Schema")
 
 MIN_BIN_WIDTH_MIB: Final = math.ceil(DEFAULT_TOP_BYTES / (MAX_BINS - 1) / MIB)
 MAX_BIN_WIDTH_MIB: Final = DEFAULT_TOP_BYTES // MIB
