@@ -170,11 +170,10 @@ def read_dataset(path: str | Path) -> Dataset:
             raise DatasetError(
                 f"{path} is damaged after row {count}: {first_line(error)}"
             ) from None
-    columns = pa.Table.from_batches(batches, pa.schema([schema.field(name) for name in measured]))
-    for name in MEASUREMENT_FIELDS:
-        if name not in measured:
-            empty = pa.nulls(count, schema.field(name).type)
-            columns = columns.append_column(schema.field(name), empty)
+    stated = pa.Table.from_batches(batches, pa.schema([schema.field(name) for name in measured]))
+    columns = pa.concat_tables(  # those that older files lack are null
+        [stated, _schema(MEASUREMENT_FIELDS).empty_table()], promote_options="default"
+    )
     table = JobTable.concatenate(jobs)
     keys = np.array(list(architecture_keys(table)), dtype=object)
     dataset = Dataset(table, columns.select(MEASUREMENT_FIELDS), keys)

@@ -44,7 +44,7 @@ from gpumemnet.torch_private.names import (
     storage_of,
     without_function_modes,
 )
-from gpumemnet.tracing.operators.elementwise import LayoutRule, layout_rule
+from gpumemnet.tracing.operators.elementwise import layout_rule
 from gpumemnet.tracing.operators.library_workspaces import blas_workspace
 from gpumemnet.tracing.operators.rules import SCRATCH_RULES, Platform, Scratch, scratch
 from gpumemnet.tracing.timeline import Phase, Storage, Timeline
@@ -130,8 +130,8 @@ class Recorder(DispatchMode):
         self._modules = modules
         modules.entered, modules.left = self.entered_module, self.left_module
         self._platform = platform
-        self._kinds: dict[Any, bool] = {}
-        self._layouts: dict[Any, LayoutRule | None] = {}
+        self._watches = cache(lambda func: _allocates(func) or func in SCRATCH_RULES)
+        self._layout_of = cache(layout_rule)
         self._live: dict[int, int] = {}
         self._live_bytes = 0
         self._references: dict[int, _StorageRef] = {}
@@ -455,20 +455,18 @@ class Recorder(DispatchMode):
         """Run an operator, and record what it allocates."""
         # In a backward pass, function modes would see each attribute that is looked at here.
         with without_function_modes():
-            watched = self._kinds.get(func)
-            if watched is None:
-                watched = self._kinds[func] = _allocates(func) or func in SCRATCH_RULES
-                self._layouts[func] = layout_rule(func)
             if self._is_closed or self._is_absent:
                 return self._run(func, args, kwargs)
-            if not watched:
+            if not self._watches(func):
                 return None if operator_name(func) in _FUSED else self._run(func, args, kwargs)
             if self._recomputed and not torch.is_grad_enabled():
                 self._classify_recomputed()
             result = self._run(func, args, kwargs)
             # Real tensors keep their values, and subclasses and sparse tensors define their own layout.
             made = argument_tensors([result], {})
-            if (layout := self._layouts[func]) is not None and all(map(_has_strides_on_meta, made)):
+            if (layout := self._layout_of(func)) is not None and all(
+                map(_has_strides_on_meta, made)
+            ):
                 result = layout(args, result)
                 made = argument_tensors([result], {})
             outputs = [part for tensor in made for part in dense_parts(tensor)]

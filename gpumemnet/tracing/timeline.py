@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
+from operator import attrgetter
 from typing import Final
 
 from gpumemnet.allocator import (
@@ -212,7 +213,8 @@ def repeated(timeline: Timeline, steps: int = STEADY_STEPS) -> Timeline:
     inherited = sorted(storage for storage in died if not born or storage < born[0])
     left = [storage for storage in born if storage not in died]
     storages = list(timeline.storages)
-    if [_role(storages[s]) for s in inherited] != [_role(storages[s]) for s in left]:
+    roles = attrgetter("memory_class", "size_bytes")
+    if [roles(storages[s]) for s in inherited] != [roles(storages[s]) for s in left]:
         return timeline
     events, phases, starts = (
         list(timeline.events),
@@ -249,10 +251,6 @@ def repeated(timeline: Timeline, steps: int = STEADY_STEPS) -> Timeline:
         step_starts=tuple(starts),
         passes=tuple(passes),
     )
-
-
-def _role(storage: Storage) -> tuple[str, int]:
-    return storage.memory_class, storage.size_bytes
 
 
 def peak_of(timeline: Timeline, sizes: Sequence[int]) -> tuple[int, int]:
@@ -362,25 +360,22 @@ def memory_of(run: Timeline, device: DeviceProfile, settings: AllocatorSettings)
     """Return the memory of ``run``, its last step repeated, on ``device``."""
     outside = non_allocator_memory(device, run.groups)
     usable = available_mib(device) * MIB
-    expected = _replayed_on(run, device, settings)
-    workspaces = safety()["workspaces"] * _largest_workspace_bytes(run)
-    fixed_bytes = workspaces + outside.bound_bytes
+    try:  # within the capacity, where the allocator gives cached segments back
+        expected = replayed(run, settings, max(usable - outside.expected_bytes, 0))
+    except OutOfMemory:
+        expected = replayed(run, settings)
+    workspaces = (
+        storage.size_bytes
+        for storage in run.storages
+        if storage.is_scratch
+        and not storage.is_search  # what a search tries does not count
+        and storage.operator.startswith(CONVOLUTION)
+    )
+    fixed_bytes = safety()["workspaces"] * max(workspaces, default=0) + outside.bound_bytes
     safe = _safe_bytes(run, expected.reserved_bytes, fixed_bytes, settings, usable)
     expected_bytes = expected.reserved_bytes + outside.expected_bytes
     startup_peak_bytes = expected.startup_peak_reserved_bytes + outside.expected_bytes
     return Memory(expected, expected_bytes, max(safe, expected_bytes), startup_peak_bytes)
-
-
-def _replayed_on(run: Timeline, device: DeviceProfile, settings: AllocatorSettings) -> Replayed:
-    """Replay within the capacity, where the allocator gives cached segments back; without a limit
-    if that does not fit."""
-    capacity_bytes = (
-        available_mib(device) * MIB - non_allocator_memory(device, run.groups).expected_bytes
-    )
-    try:
-        return replayed(run, settings, max(capacity_bytes, 0))
-    except OutOfMemory:
-        return replayed(run, settings)
 
 
 def _safe_bytes(
@@ -478,21 +473,6 @@ def non_allocator_memory(device: DeviceProfile, groups: Sequence[int]) -> Contex
         alone.expected_bytes + communicator_bytes(groups),
         alone.bound_bytes + communicator_bound_bytes(groups),
         f"{alone.source}; {NCCL_SOURCE}",
-    )
-
-
-def _largest_workspace_bytes(timeline: Timeline) -> int:
-    """Return the largest expected workspace of a convolution; what a search tries does not
-    count."""
-    return max(
-        (
-            storage.size_bytes
-            for storage in timeline.storages
-            if storage.is_scratch
-            and not storage.is_search
-            and storage.operator.startswith(CONVOLUTION)
-        ),
-        default=0,
     )
 
 
