@@ -228,9 +228,9 @@ class _Changing(ast.NodeTransformer):
             due: ast.expr = _call(DUE, ast.Constant(place))
             kind, due = (ast.And(), ast.UnaryOp(ast.Not(), due)) if leaves else (ast.Or(), due)
             node.test = ast.copy_location(ast.BoolOp(kind, [due, node.test]), node.test)
-            if node in self._ends:
-                ended = _call(DUE, ast.Constant(place), ast.Constant(self._ends[node]))
-                node.test = ast.copy_location(ast.BoolOp(ast.Or(), [ended, node.test]), node.test)
+        if node in self._ends:
+            ended = _call(DUE, ast.Constant(place), ast.Constant(self._ends[node]))
+            node.test = ast.copy_location(ast.BoolOp(ast.Or(), [ended, node.test]), node.test)
         self._leaves = False
         for each in (node.body, node.orelse):
             each[:] = map(self.visit, each)
@@ -355,7 +355,7 @@ def _exits(loop: ast.While) -> Iterator[ast.AST]:
     left: list[tuple[ast.AST, bool]] = [(each, False) for each in loop.body]
     for node, is_inner in left:
         last = node
-        if isinstance(node, ast.If) and _compares_amounts(node.test):
+        if isinstance(node, ast.If) and _compares_amounts(node.test, ast.Eq):
             last = node.body[-1]
         if isinstance(last, ast.Return) or (isinstance(last, ast.Break) and not is_inner):
             yield node
@@ -467,10 +467,11 @@ def _counts_alone(part: ast.expr, parts: list[ast.expr]) -> bool:
     return reads and bool(numbers) and all(alone)
 
 
-def _compares_amounts(test: ast.expr) -> bool:
-    """Whether a test asks which of two numbers is larger, and calls nothing else."""
+def _compares_amounts(test: ast.expr, *others: type[ast.cmpop]) -> bool:
+    """Whether a test asks which of two numbers is larger, or in ``others`` ways, and calls nothing
+    else."""
     calls = [each for each in ast.walk(test) if isinstance(each, ast.Call)]
-    orders = ast.Gt | ast.GtE | ast.Lt | ast.LtE
+    orders = (ast.Gt, ast.GtE, ast.Lt, ast.LtE, *others)
     return any(isinstance(each, orders) for each in ast.walk(test)) and all(
         _called_name(each) in ("len", "size") for each in calls
     )

@@ -9,21 +9,25 @@ last one has added.
 from __future__ import annotations
 
 import gc
+import sys
 from collections import Counter, deque
-from functools import partial
+from collections.abc import Iterable
+from functools import cache, partial
 from types import FrameType
 from typing import Any, Final
 
 from torch import Tensor
 
 from gpumemnet.extract.module_calls import tensors_in
-from gpumemnet.sandbox.user_code import variables_of
+from gpumemnet.sandbox.user_code import is_user_code, variables_of
 from gpumemnet.torch_private.names import storage_id, tree_map_only
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.units import MIB
 
 _MOST_NAMES: Final = 64
 """Largest dictionary in which lists are looked for."""
+_LEVELS: Final = 4
+"""How deep they are looked for."""
 _MOST_COPIES: Final = 2**12
 """Most copies that are made on the GPU; further entries are the last one."""
 _MOST_ENTRIES: Final = 2**20
@@ -123,13 +127,34 @@ def _copied(shared: set[int], tensor: Tensor) -> Tensor:
 
 
 def lists_of(frame: FrameType) -> list[Any]:
-    """Return the lists and dictionaries that have a name, or one in a dictionary, where a frame
-    runs, or in the object whose method that is."""
-    names = variables_of(frame)
-    values = [*names.values(), *getattr(names.get("self"), "__dict__", {}).values()]
-    few = (each for each in values if type(each) is dict and len(each) <= _MOST_NAMES)
-    values += [inner for each in few for inner in each.values()]
-    return list({id(each): each for each in values if type(each) in (list, dict)}.values())
+    """Return the lists and dictionaries that the code of a frame names, or some levels deep in
+    dictionaries and in objects of the user's, such as the callbacks of a trainer."""
+    found: dict[int, Any] = {}
+    outer = map(frame.f_globals.get, frame.f_code.co_names)
+    values = [*variables_of(frame).values(), *outer]
+    for _ in range(_LEVELS):
+        found |= {id(each): each for each in values if type(each) in (list, dict)}
+        values = [inner for each in values for inner in _held(each)]
+    return [*found.values()]
+
+
+def _held(value: Any) -> Iterable[Any]:
+    """Return what a small dictionary, a list of objects of the user's, or such an object holds."""
+    if type(value) in (list, dict):
+        few = (
+            [*(value.values() if type(value) is dict else value)]
+            if len(value) <= _MOST_NAMES
+            else []
+        )
+        return few if type(value) is dict or any(map(_is_users, map(type, few))) else ()
+    return vars(value).values() if _is_users(type(value)) and hasattr(value, "__dict__") else ()
+
+
+@cache
+def _is_users(kind: type) -> bool:
+    """Whether the user's code has this class, or it gathers as one of ``torchmetrics``."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return hasattr(kind, "add_state") or (file is not None and is_user_code(file))
 
 
 def fill_queues(steps: int, rounds: int) -> None:

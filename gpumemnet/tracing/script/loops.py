@@ -526,7 +526,7 @@ class Loops:
         """Whether a condition is as it is later, because the script waits for it to train; of one that
         ends a ``loop``, whether that is left."""
         if loop:
-            return [each.leaving for each in self._running[-1:]] == [loop]
+            return loop in (each.leaving for each in self._running)
         is_due = self._waits and not self._progress.has_stepped and self._may_train(place)
         is_due = is_due and not self.is_patient()
         if is_due:

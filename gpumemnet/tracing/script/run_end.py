@@ -52,7 +52,9 @@ def run_to_end(
     ended = ""
     try:
         _run_to_stop(run)
-        if not observer.progress.has_trained:  # it has come to its end
+        if not (
+            observer.progress.has_trained or observer.progress.is_cut()
+        ):  # it has come to its end
             observer.counters.waiting.clear()
             observer.counters.sizes.clear()
     except EnoughSteps as error:

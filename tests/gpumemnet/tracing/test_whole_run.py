@@ -1448,6 +1448,31 @@ for turn in range(9):
         5 * 64 + 2 * 128 + 125,
         "time was up",
     ),
+    "handed": Case(  # what an object of the script's gathers, then joins, once an endless loop has returned
+        """
+class Outputs:
+    def __init__(self): self.all = []
+    def join(self): return torch.cat(self.all)
+def first(model):
+    optimizer, i = torch.optim.SGD(model.parameters(), 0.1), 0
+    while True:
+        for x in DataLoader(torch.ones(4000, 256), 100):
+            i += 1
+            step(optimizer, model(x.cuda()).mean())
+            if i == 5000: return model
+model, outputs = first(nn.Linear(256, 4096).cuda()), Outputs()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+def epoch():
+    for x in DataLoader(torch.ones(4000, 256), 100):
+        y = model(x.cuda())
+        step(optimizer, y.mean())
+        outputs.all.append(y.detach())
+    outputs.join()
+epoch()
+""",
+        2 * 4000 * 4096 * 4 / MIB,
+        2 * 4000 * 4096 * 4 / MIB + WORKSPACE + 8,
+    ),
     "files": Case(  # the largest of a list is met
         """
 import os, tempfile
