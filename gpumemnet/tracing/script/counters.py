@@ -284,6 +284,8 @@ class Counters:
         self._in_vain = defaultdict[str, int](int)
         """A condition → how often it was asked for in vain, whoever called it: at a place of those, or not
         on numbers. To look up the caller each time would take most of the time of a loop on the host."""
+        self._on_host: dict[str, tuple[int, int]] = {}
+        """A condition → after how many events it was asked for, and how often since one."""
         self.waiting: dict[str, bool] = {}
         """Places of conditions on counters that were never so, or always → whether they were asked
         for once only."""
@@ -299,8 +301,12 @@ class Counters:
 
     def counts(self, about: tuple[Any, ...], collection: Any, *values: Any) -> bool:
         """Whether a condition is to be asked for: one on numbers, or some beside a few in an array or a
-        list, and none that is met often and is on no counter, as in what reads a text."""
-        if self._in_vain[about[0]] > 10 * OFTEN or self.progress.looks:
+        list, and none that is met often and is on no counter, as in what reads a text, or while nothing
+        runs on the GPU."""
+        now = self._recorder.now()
+        at, times = self._on_host.get(about[0], (now, 0))
+        self._on_host[about[0]] = now, times + 1 if at == now else 0
+        if max(times, self._in_vain[about[0]]) > 10 * OFTEN or self.progress.looks:
             return False
         kinds = {*map(type, values)}
         if kinds - _NUMBERS:
