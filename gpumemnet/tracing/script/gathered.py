@@ -127,26 +127,27 @@ def _copied(shared: set[int], tensor: Tensor) -> Tensor:
 
 
 def lists_of(frame: FrameType) -> list[Any]:
-    """Return the lists and dictionaries that the code of a frame names, or some levels deep in
-    dictionaries and in objects of the user's, such as the callbacks of a trainer."""
+    """Return the lists and dictionaries that the code of a frame or of one that called it names, or some
+    levels deep in dictionaries and in objects of the user's, such as the callbacks of a trainer."""
     found: dict[int, Any] = {}
-    outer = map(frame.f_globals.get, frame.f_code.co_names)
-    values = [*variables_of(frame).values(), *outer]
+    values = [*map(frame.f_globals.get, frame.f_code.co_names)]
+    caller: FrameType | None = frame
     for _ in range(_LEVELS):
-        found |= {id(each): each for each in values if type(each) in (list, dict)}
+        if caller is not None and is_user_code(caller.f_code.co_filename):
+            values += variables_of(caller).values()
+            caller = caller.f_back
+    for _ in range(_LEVELS):
+        found |= {id(each): each for each in values if isinstance(each, list | dict)}
         values = [inner for each in values for inner in _held(each)]
     return [*found.values()]
 
 
 def _held(value: Any) -> Iterable[Any]:
     """Return what a small dictionary, a list of objects of the user's, or such an object holds."""
-    if type(value) in (list, dict):
-        few = (
-            [*(value.values() if type(value) is dict else value)]
-            if len(value) <= _MOST_NAMES
-            else []
-        )
-        return few if type(value) is dict or any(map(_is_users, map(type, few))) else ()
+    if isinstance(value, dict):
+        return [*value.values()] if len(value) <= _MOST_NAMES else ()
+    if isinstance(value, list):
+        return value if 0 < len(value) <= _MOST_NAMES and _is_users(type(value[0])) else ()
     return vars(value).values() if _is_users(type(value)) and hasattr(value, "__dict__") else ()
 
 
