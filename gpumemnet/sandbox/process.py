@@ -16,7 +16,6 @@ import logging
 import math
 import os
 import re
-import resource
 import signal
 import struct
 import subprocess
@@ -439,15 +438,6 @@ def take_off_import_path() -> None:
     """Take a checkout of this project off the import path."""
     if (checkout := checkout_folder()) is not None:
         sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != str(checkout)]
-
-
-def limit_memory() -> None:
-    """Let an allocation of this process fail that takes more than this machine has, which the system
-    would kill it for."""
-    text = "".join(Path("/proc", each).read_text() for each in ("self/status", "meminfo"))
-    kib = dict(re.findall(r"(VmData|MemAvailable):\s+(\d+)", text))
-    most = sum(map(int, kib.values())) * 1024
-    resource.setrlimit(resource.RLIMIT_DATA, (most, resource.RLIM_INFINITY))
 
 
 _alarm_is_stopped = False

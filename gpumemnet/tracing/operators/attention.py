@@ -290,18 +290,6 @@ def _safe_softmax(call: Call) -> Scratches:
     return exactly(KIND, scores.numel(), rows, scores.element_size())
 
 
-def _encoder_layer(call: Call) -> Scratches:
-    """Return what the attention of an encoder's layer takes in one operator, then its feed-forward part
-    (``transformers/transformer.cpp``); with a mask, the attention keeps its scores."""
-    given, size = call.arguments, call.outputs[0].nbytes
-    width = given["embed_dim"]
-    first = size * given["norm_first"]
-    scores = size * given["num_heads"] * given["src"].shape[1] // width
-    attended = 5 * size if given["mask"] is None else 4 * size + 2 * max(size, scores)
-    inner = size * len(given["ffn_weight_1"]) // width
-    return exactly(KIND, first + attended, first + 2 * size + inner, held=False, after=0)
-
-
 SCRATCH_RULES.update(
     {
         aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
@@ -309,6 +297,5 @@ SCRATCH_RULES.update(
         aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
         aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn_backward,
         aten._safe_softmax.default: _safe_softmax,
-        aten._transformer_encoder_layer_fwd.default: _encoder_layer,
     }
 )

@@ -53,9 +53,6 @@ from gpumemnet.tracing.operators.rules import OVERRIDES, Kernel, Platform
 
 _CASTABLE: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
-_TENSORS_OF_LAYER: Final = 13
-"""Of an encoder: its input and parameters."""
-
 _casts: Final[MutableMapping[Tensor, Tensor]] = WeakTensorKeyDictionary()
 """Leaf → its copy in lower precision, made since the outermost region was entered."""
 
@@ -245,7 +242,6 @@ def _cuda_autocast(platform: Platform) -> Iterator[None]:
     replaced names are restored on exit.
     """
     enabled, dtype = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
-    is_refused = value_of(training.FAST_PATH_REFUSED)
     regions = Counter[bool]()
 
     def nested(change: int) -> int:
@@ -265,13 +261,6 @@ def _cuda_autocast(platform: Platform) -> Iterator[None]:
         (training.AUTOCAST_EXIT, lambda: nested(-1)),
         (training.CLEAR_AUTOCAST_CACHE, _clearing(value_of(training.CLEAR_AUTOCAST_CACHE))),
         (training.AUTOCAST_CAST, _cast_as_cuda(value_of(training.AUTOCAST_CAST))),
-        (
-            training.FAST_PATH_REFUSED,
-            lambda tensors: len(tensors) != _TENSORS_OF_LAYER and is_refused(tensors),
-        ),
-        (training.ATTENTION_DEVICE, lambda _: False),
-        (training.FAST_PATH_DEVICE, "meta"),
-        (training.NESTED_BATCH, lambda *_: False),
         (training.CHECKPOINT_DEVICE, _cuda_for_meta(value_of(training.CHECKPOINT_DEVICE))),
         (
             training.SCALER_STEP,

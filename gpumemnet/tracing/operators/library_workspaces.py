@@ -90,7 +90,6 @@ BLAS_OPERATORS: Final = frozenset(
         aten.baddbmm,
         aten._trilinear,
         aten._euclidean_dist,
-        aten._transformer_encoder_layer_fwd,
         aten.addbmm,
         aten.mv,
         aten.addmv,

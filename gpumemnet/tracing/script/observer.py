@@ -26,7 +26,7 @@ from torch.utils.data import get_worker_info
 
 from gpumemnet.extract.known_layouts import meta_like
 from gpumemnet.extract.module_calls import tensors_in
-from gpumemnet.sandbox.process import DeadlineReached, limit_memory, shorten_alarm
+from gpumemnet.sandbox.process import DeadlineReached, shorten_alarm
 from gpumemnet.torch_private.names import (
     Arguments,
     Keywords,
@@ -459,7 +459,6 @@ class ScriptObserver:
             self.progress.has_stepped = True
             self.seen()
             self._end = self.boundaries + MORE_STEPS
-            limit_memory()
             shorten_alarm(self.more_seconds, self.loops.goes_on)
         self._end_whole_run(self.boundaries >= self._end)
         self.recorder.begin_step()

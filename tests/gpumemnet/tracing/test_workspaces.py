@@ -415,19 +415,6 @@ def test_a_group_norm_takes_two_factors_for_each_sample_and_channel() -> None:
 # Attention.
 
 
-@pytest.mark.parametrize(("mask", "times"), [(None, 5), (meta(2, 40), 4 + 2 * 10)])
-def test_the_layer_of_an_encoder_takes_its_attention_and_then_its_inner_part(
-    mask: Tensor | None, times: int
-) -> None:
-    x, row = meta(2, 40, 8), meta(8)
-    projected = [meta(24, 8), meta(24), meta(8, 8), row]
-    inner = [meta(16, 8), meta(16), meta(8, 16), row]
-    settings = [False, False, 1e-5, row, row, row, row]
-    operator = aten._transformer_encoder_layer_fwd.default
-    found = pieces(operator, x, 8, 2, *projected, *settings, *inner, mask)
-    assert exact(found) == [times * x.nbytes, (2 + 2) * x.nbytes]
-
-
 def test_the_math_kernel_looks_for_rows_that_are_masked_whole() -> None:
     scores = meta(2, 3, 40, 50, dtype=torch.bfloat16)
     assert exact(pieces(aten._safe_softmax.default, scores, -1)) == [2 * 3 * 40 * 50, 2 * 3 * 40, 2]
