@@ -471,7 +471,7 @@ def _compares_amounts(test: ast.expr, *others: type[ast.cmpop]) -> bool:
     """Whether a test asks which of two numbers is larger, or in ``others`` ways, and calls nothing
     else."""
     calls = [each for each in ast.walk(test) if isinstance(each, ast.Call)]
-    orders = (ast.Gt, ast.GtE, ast.Lt, ast.LtE, *others)
+    orders: tuple[type[ast.cmpop], ...] = (ast.Gt, ast.GtE, ast.Lt, ast.LtE, *others)
     return any(isinstance(each, orders) for each in ast.walk(test)) and all(
         _called_name(each) in ("len", "size") for each in calls
     )

@@ -148,11 +148,11 @@ def _held(value: Any) -> Iterable[Any]:
         return [*value.values()] if len(value) <= _MOST_NAMES else ()
     if isinstance(value, list):
         return value if 0 < len(value) <= _MOST_NAMES and _is_users(type(value[0])) else ()
-    return vars(value).values() if _is_users(type(value)) and hasattr(value, "__dict__") else ()
+    return [*vars(value).values()] if _is_users(type(value)) and hasattr(value, "__dict__") else ()
 
 
 @cache
-def _is_users(kind: type) -> bool:
+def _is_users(kind: Any) -> bool:
     """Whether the user's code has this class, or it gathers as one of ``torchmetrics``."""
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     return hasattr(kind, "add_state") or (file is not None and is_user_code(file))
