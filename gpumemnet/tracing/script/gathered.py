@@ -147,8 +147,10 @@ def _held(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         return [*value.values()] if len(value) <= _MOST_NAMES else ()
     if isinstance(value, list):
-        return value if 0 < len(value) <= _MOST_NAMES and _is_users(type(value[0])) else ()
-    return [*vars(value).values()] if _is_users(type(value)) and hasattr(value, "__dict__") else ()
+        return value if 0 < len(value) <= _MOST_NAMES and _is_users(value[0].__class__) else ()
+    return (
+        [*vars(value).values()] if _is_users(value.__class__) and hasattr(value, "__dict__") else ()
+    )
 
 
 @cache
