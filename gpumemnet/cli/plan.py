@@ -152,17 +152,15 @@ def plan(
     if is_named:
         options, stated = TraceOptions(), stated | named_values(settings, "set")
     elif launch is not None:
-        kernel = attention_kernel(settings)
-        options = TraceOptions(attention_kernel=kernel)
+        options = TraceOptions(attention_kernel=attention_kernel(settings))
     elif method or sequence_length:
         raise InvalidRequestError("is for a model by its name", "method")
     else:
-        chosen = training_settings(settings, ("zero_grad", "keeps_names"))
         options = TraceOptions(
             optimizer=optimizer,
             precision=precision,
             loss=loss,
-            **chosen,
+            **training_settings(settings, ("zero_grad", "keeps_names")),
         )
     request = checked_request(options, gpu, parse_settings(allocator_conf), cudnn=cudnn)
     plan_request = PlanRequest(

@@ -120,7 +120,7 @@ class CudnnSession:
         if not self.supports(device):
             return None
         described = device_description(device)
-        key = (json.dumps(described), question)
+        key = json.dumps(described), question
         with self._lock:
             if key not in self._answers:
                 answer = self._ask({"device": described, "question": asdict(question)})
