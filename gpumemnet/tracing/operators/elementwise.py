@@ -566,7 +566,9 @@ def _sort(call: Call) -> Scratches:
         return ()
     dim = call.arguments["dim"] % tensor.dim()
     length = tensor.shape[dim]
-    copied = tensor.nbytes if length > SMALL_SORT and tensor.stride(dim) != 1 else 0
+    # The input, and both results before they are laid out as it is.
+    entry = 2 * tensor.element_size() + INDEX_BYTES
+    copied = tensor.numel() * entry if length > SMALL_SORT and tensor.stride(dim) != 1 else 0
     return (*exactly("copy", copied), *_sorting(tensor.numel(), length, tensor.element_size()))
 
 

@@ -217,13 +217,14 @@ class Loops:
                 counts, or ends by returning a value only, is not left unless it trains, or it is known
                 how many rounds are left.
         """
-        if place not in self._idle:
-            self._new_at = process_time()
+        was_met = place in self._idle
         if self._idle[place] > OFTEN and self._may_train(place):
             self._idle[place] = 0
         if self._idle[place] > OFTEN or _is_aside():
             yield from items
             return
+        if not was_met:
+            self._new_at = process_time()
         progress, iterator, rise = self._progress, iter(items), 0
         # Another epoch begins as the one before has ended.
         calm, most_bytes = self._ended.get(place, (0, 0)) if progress.has_trained else (0, 0)
