@@ -211,6 +211,9 @@ class Running:
     grown: list[int] = field(default_factory=list)
     """The event before it, and those after the rounds that left more than any before."""
 
+    patience: int = 64
+    """Rounds that it still waits for conditions on other counters than its number."""
+
     later: Later | None = None
     """What later rounds leave, if the last two left as much."""
 

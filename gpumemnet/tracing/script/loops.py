@@ -304,6 +304,9 @@ class Loops:
                     are_enough = (loop.is_outer or are_slow) and place not in self.making
                     enough = of_epochs if are_enough else _CALM_ROUNDS_OF_TRAINING
                     is_done = has_trained and calm >= enough
+                    is_flat = loop is self._running[0] and not (loop.is_outer or are_slow)
+                    if is_done and is_flat and self._counters.waiting and loop.patience:
+                        loop.patience, is_done = loop.patience - 1, False
                     # Other numbers bring something else, and epochs were cut for them. Slow rounds
                     # that bring something take the time for it.
                     is_over = is_done or bool(

@@ -1471,6 +1471,20 @@ epoch()
         2 * 4000 * 4096 * 4 / MIB,
         2 * 4000 * 4096 * 4 / MIB + WORKSPACE + 8,
     ),
+    "flat": Case(  # one loop counts its epochs, and a later one has larger batches
+        """
+model, epoch, at = wide(1), 0, 0
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    if epoch >= 150: break
+    step(optimizer, model(torch.zeros(32768 if epoch >= 40 else 8, 4096).cuda()).mean())
+    at += 1
+    if at >= 15: epoch, at = epoch + 1, 0
+""",
+        128 + 2 * 512,
+        128 + 3 * 512 + WORKSPACE,
+        "epoch >= 40",
+    ),
     "files": Case(  # the largest of a list is met
         """
 import os, tempfile
