@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections import Counter, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable
 from functools import cache, partial
 from types import FrameType
@@ -27,7 +27,9 @@ from gpumemnet.units import MIB
 _MOST_NAMES: Final = 64
 """Largest dictionary in which lists are looked for."""
 _LEVELS: Final = 4
-"""How deep they are looked for."""
+_MOST_VALUES: Final = 1024
+"""How deep they are looked for, and among how many values at each depth."""
+_KINDS: Final = (list, dict, defaultdict, OrderedDict)
 _MOST_COPIES: Final = 2**12
 """Most copies that are made on the GPU; further entries are the last one."""
 _MOST_ENTRIES: Final = 2**20
@@ -137,17 +139,18 @@ def lists_of(frame: FrameType) -> list[Any]:
             values += variables_of(caller).values()
             caller = caller.f_back
     for _ in range(_LEVELS):
-        found |= {id(each): each for each in values if isinstance(each, list | dict)}
-        values = [inner for each in values for inner in _held(each)]
-    return [*found.values()]
+        new = {id(each): each for each in values[:_MOST_VALUES] if id(each) not in found}
+        found |= new
+        values = [inner for each in new.values() for inner in _held(each)]
+    return [each for each in found.values() if type(each) in _KINDS]
 
 
 def _held(value: Any) -> Iterable[Any]:
     """Return what a small dictionary, a list of objects of the user's, or such an object holds."""
-    if isinstance(value, dict):
-        return [*value.values()] if len(value) <= _MOST_NAMES else ()
-    if isinstance(value, list):
+    if type(value) is list:
         return value if 0 < len(value) <= _MOST_NAMES and _is_users(value[0].__class__) else ()
+    if type(value) in _KINDS:
+        return [*value.values()] if len(value) <= _MOST_NAMES else ()
     return (
         [*vars(value).values()] if _is_users(value.__class__) and hasattr(value, "__dict__") else ()
     )
