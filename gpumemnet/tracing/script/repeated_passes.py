@@ -86,6 +86,8 @@ class RepeatedPasses:
         is_outermost: whether no module runs.
         starting: called before a pass that is not within another is recorded again.
         trained: returns how often the script has trained: functions repeat between two steps.
+        has_graph: whether the graph of a pass waits for its backward pass: beside it, as that of a
+            teacher, passes repeat those beside others.
     """
 
     def __init__(
@@ -94,11 +96,13 @@ class RepeatedPasses:
         is_outermost: Callable[[], bool],
         starting: Callable[[], None],
         trained: Callable[[], Hashable],
+        has_graph: Callable[[], bool],
     ) -> None:
         self._recorder = recorder
         self._is_outermost = is_outermost
         self._starting = starting
         self._trained = trained
+        self._has_graph = has_graph
         self._known: dict[Hashable, _Known] = {}
         self._began = 0
         """The event at which the running pass began."""
@@ -116,7 +120,8 @@ class RepeatedPasses:
             def key() -> Hashable:
                 with without_function_modes():
                     steps = turns_off and self._trained()  # an average of weights counts steps
-                    return call, steps, _settings(), _inside((args, kwargs), _DEPTH)
+                    beside = steps, self._has_graph(), _settings()
+                    return call, beside, _inside((args, kwargs), _DEPTH)
 
             is_outermost, start = self._is_outermost(), self._recorder.now()
             if is_outermost:

@@ -1725,6 +1725,23 @@ trainer.run(train, 3, lambda: evaluator.run(test))
     assert later["optimizer of a later step"] > 256 * MIB
 
 
+def test_a_teacher_that_was_evaluated_before_runs_beside_each_graph(tmp_path: Path) -> None:
+    script = """
+teacher, student = wide(3), wide(1)
+optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+def taught(x):
+    with torch.no_grad(): return teacher(x)
+for _ in range(5): taught(torch.ones(32768, 4096).cuda())
+for _ in range(4):
+    x = torch.ones(32768, 4096).cuda()
+    step(optimizer, student(x).square().mean() + taught(x).mean())
+"""
+    (tmp_path / "train.py").write_text(HEAD + script)
+    answer = script_child.traced(tmp_path / "train.py")
+    later = {each["name"]: each["requested_bytes"] for each in answer["phases"]}
+    assert later["forward of a later step"] > (4 * 64 + 4 * 512) * MIB
+
+
 def test_later_epochs_have_their_last_batch(tmp_path: Path) -> None:
     """Beside what an evaluation has left, a smaller batch splits other blocks."""
     sizes = tmp_path / "sizes"
