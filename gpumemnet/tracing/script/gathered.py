@@ -27,7 +27,7 @@ from gpumemnet.units import MIB
 _MOST_NAMES: Final = 64
 """Largest dictionary in which lists are looked for."""
 _LEVELS: Final = 4
-_MOST_VALUES: Final = 1024
+_MOST_VALUES: Final = 256
 """How deep they are looked for, and among how many values at each depth."""
 _KINDS: Final = (list, dict, defaultdict, OrderedDict)
 _MOST_COPIES: Final = 2**12
