@@ -26,6 +26,19 @@ ENDS: Final = "_gpumemnet_ends"
 NEAR_END: Final = "_gpumemnet_near_end"
 LOOKED: Final = "_gpumemnet_looked"
 """Names of what changed code calls."""
+UNWATCHED: Final[dict[str, Any]] = {
+    ROUNDS: lambda place, *items, ends=None: items[0] if items else iter(int, 1),
+    BEST: lambda place, holds: holds,
+    COUNTS: lambda *about: False,
+    DUE: lambda *places: False,
+    ENUMERATED: enumerate,
+    CONTINUES: lambda: False,
+    CUT: lambda: False,
+    ENDS: (),
+    NEAR_END: lambda counter, *limit: counter,
+    LOOKED: lambda place: (),
+}
+"""What these are once nothing is traced any more."""
 _LENGTHS: Final = {"len", "size"}
 """Functions that change nothing, by which a loop finds its end."""
 _LISTS: Final = re.compile(r"len\((.+?)\)")

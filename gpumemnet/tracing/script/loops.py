@@ -666,25 +666,12 @@ class Loops:
             code.NEAR_END: self.near_end,
             code.LOOKED: self.ahead.looked,
         }
-        # Such modules may run again: a plan traces the script's model anew.
-        later: dict[str, Any] = {
-            code.ROUNDS: lambda place, *items, ends=None: items[0] if items else iter(int, 1),
-            code.BEST: lambda place, holds: holds,
-            code.COUNTS: lambda *about: False,
-            code.DUE: lambda *places: False,
-            code.ENUMERATED: enumerate,
-            code.CONTINUES: lambda: False,
-            code.CUT: lambda: False,
-            code.ENDS: (),
-            code.NEAR_END: lambda counter, *limit: counter,
-            code.LOOKED: lambda place: (),
-        }
         vars(builtins).update(called)
         try:
             with patch.object(SourceFileLoader, "get_code", changed):
                 yield
-        finally:
-            vars(builtins).update(later)
+        finally:  # such modules may run again: a plan traces the script's model anew
+            vars(builtins).update(code.UNWATCHED)
 
 
 def _is_aside() -> bool:
