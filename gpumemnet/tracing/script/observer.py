@@ -196,7 +196,6 @@ class ScriptObserver:
             lambda: not self.modules.depth,
             self._model_starts,
             self.progress.trained,
-            lambda: self._has_graph,
         )
         self._in_engine = self._has_engine = False
         self._trains_another = False

@@ -42,6 +42,8 @@ _RUNS: Final = 3
 """How often equal passes run before they are recorded without running."""
 _GROWTH: Final = 1 / 32
 """By how much more may be on the GPU than when a pass last ran."""
+_BESIDE: Final = 1 / 4
+"""By how much more there is where others count anew, as those of a teacher beside a student's graph."""
 _DEPTH: Final = 4
 """How deep arguments are compared."""
 _MOST_HELD: Final = 64
@@ -86,8 +88,6 @@ class RepeatedPasses:
         is_outermost: whether no module runs.
         starting: called before a pass that is not within another is recorded again.
         trained: returns how often the script has trained: functions repeat between two steps.
-        has_graph: whether the graph of a pass waits for its backward pass: beside it, as that of a
-            teacher, passes repeat those beside others.
     """
 
     def __init__(
@@ -96,13 +96,11 @@ class RepeatedPasses:
         is_outermost: Callable[[], bool],
         starting: Callable[[], None],
         trained: Callable[[], Hashable],
-        has_graph: Callable[[], bool],
     ) -> None:
         self._recorder = recorder
         self._is_outermost = is_outermost
         self._starting = starting
         self._trained = trained
-        self._has_graph = has_graph
         self._known: dict[Hashable, _Known] = {}
         self._began = 0
         """The event at which the running pass began."""
@@ -120,8 +118,7 @@ class RepeatedPasses:
             def key() -> Hashable:
                 with without_function_modes():
                     steps = turns_off and self._trained()  # an average of weights counts steps
-                    beside = steps, self._has_graph(), _settings()
-                    return call, beside, _inside((args, kwargs), _DEPTH)
+                    return call, steps, _settings(), _inside((args, kwargs), _DEPTH)
 
             is_outermost, start = self._is_outermost(), self._recorder.now()
             if is_outermost:
@@ -194,6 +191,7 @@ class RepeatedPasses:
             and before.recorded.events == recorded.events
             and before.layouts == layouts
             and repr(before.output) == repr(form)
+            and live_bytes <= before.live_bytes * (1 + _BESIDE)
         )
         runs = before.runs + 1 if before is not None and is_equal else 1
         self._known[key] = _Known(recorded, form, [*attributes], layouts, runs, live_bytes)
