@@ -202,6 +202,11 @@ _BINARY: Final = frozenset(
         "le",
         "gt",
         "ge",
+        "bitwise_and",
+        "bitwise_or",
+        "bitwise_xor",
+        "bitwise_left_shift",
+        "bitwise_right_shift",
     }
 )
 """Elementwise operators of which an operand may be a number, which the iterator takes for a tensor
@@ -213,6 +218,9 @@ _KEEP_STRIDES: Final = frozenset(
         "masked_fill",
         "native_dropout_backward",
         "nan_to_num",
+        "_conj_physical",
+        "deg2rad",
+        "rad2deg",
     }
 )
 """Said to be elementwise, but they fill a tensor that is made like their argument."""

@@ -164,9 +164,8 @@ class _Changing(ast.NodeTransformer):
         place = self._place(node)
         with patch.object(self, "_scope", place):
             self.generic_visit(node)
-        if "range(" in ast.unparse(
-            node.iter
-        ):  # others do not look, and Python has 20 nested blocks
+        # Others do not look ahead, and Python has 20 nested blocks.
+        if "range(" in ast.unparse(node.iter):
             self._called[place].add(LOOKED)
             looked = ast.ExceptHandler(_call(LOOKED, ast.Constant(place)), None, [ast.Pass()])
             node.body = [ast.copy_location(ast.Try(node.body, [looked], [], []), node.body[0])]

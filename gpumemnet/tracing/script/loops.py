@@ -168,7 +168,7 @@ class Loops:
         self._cut: list[tuple[Later, int, float]] = []
         """What later rounds leave of loops that were left, and when that was: how many events there
         were, and seconds."""
-        self.comes_again: tuple[int, list[int]] = 0, []
+        self._left_within: tuple[int, list[int]] = 0, []
         """The event at which loops were left last before their last round, and those they began with."""
         self.making: dict[str, int] = {}
         """Those whose rounds make optimizers → bytes that the last round left more than any before."""
@@ -430,7 +430,7 @@ class Loops:
                 if loop.later:
                     self._cut.append((loop.later, now, monotonic()))
                 if not items or loop.given < len(items):
-                    self.comes_again = now, [*self.starts_again(), loop.grown[0]]
+                    self._left_within = now, [*self.starts_again(), loop.grown[0]]
             self._waits = False
             if place in self.training:
                 self._ended[place] = calm, most_bytes
@@ -440,7 +440,7 @@ class Loops:
     def starts_again(self) -> list[int]:
         """Return the events from which all comes again, in further rounds of loops that were left just
         now: nothing was taken on the GPU since."""
-        left, starts = self.comes_again
+        left, starts = self._left_within
         return [] if max(self._recorder.changes(left), default=0) > 0 else starts
 
     def time_is_up(self) -> Iterator[str]:

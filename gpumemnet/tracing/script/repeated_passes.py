@@ -11,7 +11,8 @@ always runs.  It must also allocate and free the same in the same order, and lea
 output and what takes the place of others in the attributes of modules, such as the attention of the
 last pass; they get it again.  What other arguments hold must be equal too, some
 levels deep, and as before when it returns.  Where more is on the GPU than when a pass last ran,
-because outputs are gathered, it runs again.
+because outputs are gathered, it runs again; where a quarter more is, as beside the graph of a student
+that waits for its backward pass, as often as a new one.
 """
 
 from __future__ import annotations

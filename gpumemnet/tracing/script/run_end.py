@@ -52,9 +52,8 @@ def run_to_end(
     ended = ""
     try:
         _run_to_stop(run)
-        if not (
-            observer.progress.has_trained or observer.progress.is_cut()
-        ):  # it has come to its end
+        # It has come to its own end, and no loader has ended early.
+        if not (observer.progress.has_trained or observer.progress.is_cut()):
             observer.counters.waiting.clear()
             observer.counters.sizes.clear()
     except EnoughSteps as error:
