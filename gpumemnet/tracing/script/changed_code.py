@@ -301,7 +301,7 @@ class _Changing(ast.NodeTransformer):
             is_position,
             sizes,
             is_shape,
-            not stays and next(iter(numbers)) in self._counters,
+            next(iter(numbers)) in self._counters,
         )
         known = ast.Constant(about)
         asked = _call(

@@ -89,7 +89,7 @@ class _Condition:
         is_position: whether it compares a position in data.
         sizes: for each number, whether it is the length of something, which a script may keep.
         is_shape: whether it compares the size of a tensor, as modules do.
-        counts: whether the script adds to the first of its numbers, and it may hold for some only.
+        counts: whether the script adds to the first of its numbers.
         seen: whether it held, so far.
         step: the last step at which it was met.
         now: the numbers for which it was asked last.
@@ -381,7 +381,7 @@ class Counters:
         def is_other(value: float) -> bool:
             return str(at(value)) != shown
 
-        if is_first and known.counts and shown == "False":
+        if is_first and known.counts and shown == "False" and not (known.stays and known.leaves):
             if any(map(is_other, known.ahead(values[0], True))):
                 self.waiting[known.line] = True
         elif self.waiting.get(known.line):

@@ -1471,15 +1471,17 @@ epoch()
         2 * 4000 * 4096 * 4 / MIB,
         2 * 4000 * 4096 * 4 / MIB + WORKSPACE + 8,
     ),
-    "flat": Case(  # one loop counts its epochs, and a later one has larger batches
+    "flat": Case(  # one loop counts its epochs, and asks as one begins whether its batches are larger
         """
-model, epoch, at = wide(1), 0, 0
+model, epoch, at, rows = wide(1), 0, 0, 8
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 while True:
     if epoch >= 150: break
-    step(optimizer, model(torch.zeros(32768 if epoch >= 40 else 8, 4096).cuda()).mean())
+    if at == 0:
+        if epoch >= 40: rows = 32768
+    step(optimizer, model(torch.zeros(rows, 4096).cuda()).mean())
     at += 1
-    if at >= 15: epoch, at = epoch + 1, 0
+    if at >= 35: at = 0; epoch += 1
 """,
         128 + 2 * 512,
         128 + 3 * 512 + WORKSPACE,
