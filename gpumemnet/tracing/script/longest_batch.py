@@ -60,6 +60,8 @@ _LEVELS: Final = 2
 """How deep in objects of the script the name of a folder is looked for."""
 _LONGEST_NAME: Final = 1024
 """Characters of a text that may be such a name."""
+_OF_LISTS: Final[Any] = type(iter([])), type(reversed([]))
+_OF_RANGES: Final[Any] = type(iter(range(0)))
 _MOST_VALUES: Final = 1000
 """Values of one dictionary or object that are looked at for it."""
 AnyLoader = DataLoader[Any]
@@ -374,6 +376,21 @@ def largest_batch(batches: Iterable[Any]) -> tuple[int, int]:
     """Return the place of the largest of ``batches``, and its size; 0 if there are none."""
     sizes = [*map(batch_size, batches), 0]
     return sizes.index(max(sizes)), max(sizes)
+
+
+def items_of(iterator: Any) -> Any:
+    """Return what an iterator over lists or ranges gives, as of ``reversed`` or ``zip``, and take
+    nothing of it; another one itself."""
+    if isinstance(iterator, zip):
+        parts = [items_of(each) for each in iterator.__reduce__()[1]]
+        are_known = all(isinstance(each, range | list) for each in parts)
+        return [*zip(*parts, strict=False)] if are_known else iterator
+    if isinstance(iterator, _OF_LISTS):
+        return [*copy(iterator)]
+    if isinstance(iterator, _OF_RANGES):
+        _, (numbers,), given = iterator.__reduce__()
+        return numbers[given or 0 :]
+    return iterator
 
 
 def are_alike(size: int, other: float) -> bool:

@@ -69,6 +69,7 @@ from gpumemnet.tracing.script.gathered import (
 )
 from gpumemnet.tracing.script.longest_batch import (
     batch_size,
+    items_of,
     largest_batch,
     largest_file,
     time_to_read,
@@ -687,7 +688,6 @@ def _shown(items: Any) -> Any:
     """What a loop is over, also where a bar shows it, or it is numbered."""
     if _is_numbered(items):
         return _shown(items.gi_frame.f_locals["items"])
-    try:  # an object may answer anything for what it has not
-        return object.__getattribute__(items, "__dict__").get("iterable", items)
-    except AttributeError:
-        return items
+    with suppress(AttributeError):  # an object may answer anything for what it has not
+        items = object.__getattribute__(items, "__dict__").get("iterable", items)
+    return items_of(items)

@@ -231,6 +231,23 @@ for i in range(1000):
         5 * 512 + WORKSPACE + 4,
         "optimizer of a later step",
     ),
+    "reversed": Case(  # a sampler's last round: a picture, and 16 joined; weights, gradients
+        """
+model = wide(1)
+optimizer = torch.optim.SGD(model.parameters())
+@torch.no_grad()
+def sampled():
+    x = torch.zeros(4096, 4096).cuda()
+    for i in reversed(range(1000)):
+        for _ in [0] * 36: x = model(x)
+        if i == 0: return torch.cat([x] * 16)
+for epoch in range(2):
+    for _ in range(8): step(optimizer, model(torch.randn(64, 4096).cuda()).mean())
+    sampled()
+""",
+        17 * 64 + 2 * 64,
+        17 * 64 + 2 * 64 + 4 * WORKSPACE,
+    ),
     "evaluated": Case(  # weights, gradients, and two graphs: there is no no_grad
         """
 model = nn.Sequential(wide(1), *[nn.GELU() for _ in range(8)])
