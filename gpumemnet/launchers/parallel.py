@@ -38,11 +38,11 @@ from gpumemnet.launchers.names import (
     is_sharded,
     resolve_process_group,
 )
+from gpumemnet.torch_private.engine import backward_runs
 from gpumemnet.torch_private.names import (
     OWN_DICTS,
     STORAGE_RESIZE,
     DispatchMode,
-    backward_runs,
     own_parameters,
     replaced,
     schema,

@@ -18,12 +18,11 @@ from torch.utils.flop_counter import flop_registry
 
 from gpumemnet.extract.known_layouts import argument_tensors
 from gpumemnet.planner.recomputing import keeps_results
+from gpumemnet.torch_private.engine import next_node_number, running_node_number
 from gpumemnet.torch_private.names import (
     Arguments,
     Keywords,
-    next_node_number,
     operator_name,
-    running_node_number,
     schema,
     storage_id,
     storage_owners,

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from gpumemnet.errors import UnsupportedTorchError
+from gpumemnet.torch_private.engine import DeviceThread, backward_runs
 
 Function = Callable[..., Any]
 """Any function."""
@@ -461,21 +462,6 @@ def unscale_gradients(
 
 ENGINE: Final = "torch.autograd:_engine_run_backward"
 """To see whether the backward engine itself adds gradients."""
-_NO_TASK: Final = -1
-
-
-def next_node_number() -> int:
-    """The sequence number that the next node of the backward graph gets; it grows with every node
-    of this thread."""
-    return int(torch._C._autograd._get_sequence_nr())
-
-
-def running_node_number() -> int | None:
-    """The sequence number of the backward node that runs in this thread; ``None`` if none runs."""
-    node: Any = torch._C._current_autograd_node()
-    return None if node is None else int(node._sequence_nr())
-
-
 FUNCTION_MODES: Final = "torch.overrides:_get_current_function_mode_stack"
 """To know the modes of a thread."""
 _SAVED_TENSORS_HOOKS: Final = "torch.autograd.graph:saved_tensors_hooks.__init__"
@@ -509,16 +495,10 @@ def seen_within_operators(mode: TorchFunctionMode) -> Iterator[None]:
     with replaced(
         [
             (_SAVED_TENSORS_HOOKS, made),
-            (ENGINE, seen(value_of(ENGINE))),
+            (ENGINE, DeviceThread().numbered(seen(value_of(ENGINE)))),
         ]
     ):
         yield
-
-
-def backward_runs() -> bool:
-    """Whether this thread is in a backward pass, where most code runs without the function modes
-    that were entered before; see :func:`seen_within_operators`."""
-    return torch._C._current_graph_task_id() != _NO_TASK
 
 
 def called_by_engine(own_packages: frozenset[str]) -> bool:

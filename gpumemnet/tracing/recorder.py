@@ -28,17 +28,15 @@ from gpumemnet.allocator import EMPTY_CACHE
 from gpumemnet.extract.known_layouts import argument_tensors
 from gpumemnet.extract.module_calls import ModulePath
 from gpumemnet.launchers.host_memory import HostTensors
+from gpumemnet.torch_private.engine import backward_runs, next_node_number, running_node_number
 from gpumemnet.torch_private.names import (
     Arguments,
     DispatchMode,
     Keywords,
     aten,
-    backward_runs,
     dense_parts,
     id_of_storage,
-    next_node_number,
     operator_name,
-    running_node_number,
     schema,
     storage_id,
     storage_of,

@@ -33,13 +33,13 @@ from gpumemnet.physics.element_types import (
     PROMOTE,
 )
 from gpumemnet.torch_private import training
+from gpumemnet.torch_private.engine import backward_runs
 from gpumemnet.torch_private.names import (
     Arguments,
     Function,
     InferenceMode,
     Keywords,
     aten,
-    backward_runs,
     find_operator,
     is_view,
     overriding_kernels,
