@@ -247,10 +247,10 @@ class Running:
 
     def rest(self, seconds: float, live_bytes: Callable[[], int]) -> Iterator[int]:
         """Yield the numbers that are wanted, those that follow one whose round leaves something, and
-        the last two; where a round takes many ``seconds``, only those that change what the last two
-        do not."""
-        size, is_slow = len(self.numbers), seconds * len(self.wanted) > _WANTED_SECONDS
-        wanted = {*(self.rare if is_slow else self.wanted), *range(size - 2, size)}
+        the last two; where a round takes many ``seconds``, the first of those, and such that change
+        what the last two do not."""
+        size, few = len(self.numbers), int(_WANTED_SECONDS / max(seconds, 1e-9))
+        wanted = {*self.rare, *sorted(self.wanted)[:few], *range(size - 2, size)}
         left_bytes = 0
         for index in sorted(wanted | self.found):
             if index >= self.given and (index in wanted or left_bytes >= SMALL_BYTES):
