@@ -63,14 +63,14 @@ class Gathered:
             for each in lists_of(frame)
         }
 
-    def go_on(self, frame: FrameType, number: int, rounds: int, *, trains: bool = False) -> None:
+    def go_on(self, frame: FrameType, number: int, rounds: int, *, shrinks: bool = False) -> None:
         """Add what ``rounds`` more would, where the last two have added as many entries.
 
         Args:
             frame: as in :meth:`learn`.
             number: that of the last round, from which nothing was learnt yet.
             rounds: those that are left out.
-            trains: whether the loop trains: what that keeps of tensors counts otherwise.
+            shrinks: whether the loop may make lists of tensors shorter later.
         """
         if number != self._number + 1:
             return
@@ -81,7 +81,7 @@ class Gathered:
                 rise = len(each) - length
             self._lengths[id(each)] = len(each) + rounds * rise, rise
             entries = [*each.values()] if isinstance(each, dict) else each
-            is_other = trains and tensors_in(entries[-rise:])
+            is_other = shrinks and tensors_in(entries[-rise:])
             if rise == len(each) - length and not is_other:
                 _add(each, rise, rounds)
 
@@ -116,16 +116,24 @@ def _add(entries: list[Any] | dict[Any, Any], rise: int, rounds: int) -> None:
     shared = {*map(storage_id, tensors_in(entries[:-rise]))}
     last, copies = entries[-rise:], range(min(rounds, _MOST_COPIES // rise))
     for _ in copies:
-        entries += tree_map_only(Tensor, partial(_copied, shared), last)
+        entries += tree_map_only(Tensor, partial(_copied, shared, {}), last)
     entries += last * (rounds - len(copies))
 
 
-def _copied(shared: set[int], tensor: Tensor) -> Tensor:
-    """Return a copy of a tensor on the GPU; others, single numbers and parts of larger ones are the same
-    in each round."""
-    is_there = tensor.is_meta or tensor.is_cuda  # as scripts and the trace see it
-    is_own = is_there and tensor.numel() > 1 and tensor.untyped_storage().nbytes() <= tensor.nbytes
-    return tensor.clone() if is_own and storage_id(tensor) not in shared else tensor
+def _copied(shared: set[int], made: dict[int, Tensor], tensor: Tensor) -> Tensor:
+    """Return a copy of a tensor on the GPU, such as a row of a batch that is copied as a whole; single
+    numbers, others, and parts of what ``shared`` has, or may have, are the same in each round."""
+    key, is_there = (
+        storage_id(tensor),
+        tensor.is_meta or tensor.is_cuda,
+    )  # as scripts see it, or not
+    size = tensor.untyped_storage().nbytes()
+    is_own = key not in shared and (shared or size <= tensor.nbytes)
+    if not (is_there and tensor.numel() > 1 and is_own):
+        return tensor
+    if key not in made:
+        made[key] = tensor.as_strided((size // tensor.itemsize,), (1,), 0).clone()
+    return made[key].as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
 
 def lists_of(frame: FrameType) -> list[Any]:
@@ -173,17 +181,33 @@ def fill_queues(steps: int, rounds: int) -> None:
             each.extend(entries[steps:])
 
 
-def bytes_of_queues(recorder: Recorder) -> Counter[str]:
-    """Return what queues of a longest length, such as memories of a replay, will hold more."""
-    more, counted = Counter[str](), set[int]()
-    for each in gc.get_objects():
-        if type(each) is deque and len(each) > 1 and each.maxlen is not None:
-            # Entries and queues may share tensors.
-            half, entries = len(each) // 2, [*each]
-            before = {*recorder.numbers_of(tensors_in(entries[:half]))} | counted
-            last = {*recorder.numbers_of(tensors_in(entries[half:]))} - before
-            counted |= last
-            left = recorder.bytes_of(last) * (each.maxlen - len(each)) // (len(each) - half)
-            if left >= MIB:
-                more[f"a queue of at most {each.maxlen:,}"] += left
-    return more
+class Queues:
+    """What queues of a longest length, such as memories of a replay, will hold more."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[int, int, str]] = {}
+        """Identity of a queue → number of what was its first entry, bytes that it will hold more, and
+        its name."""
+
+    def learn(self, recorder: Recorder) -> Counter[str]:
+        """Return the bytes, also of queues that are gone; not of those that the script empties."""
+        counted = set[int]()
+        for each in gc.get_objects():
+            is_queue = type(each) is deque and each.maxlen is not None
+            if is_queue and (len(each) > 1 or id(each) in self._known):
+                # Entries and queues may share tensors.
+                half, entries = len(each) // 2, [*each]
+                before = recorder.numbers_of(tensors_in(entries[:half]))
+                last = {*recorder.numbers_of(tensors_in(entries[half:]))} - counted.union(before)
+                counted |= last
+                left = (
+                    recorder.bytes_of(last) * (each.maxlen - len(each)) // (len(each) - half or 1)
+                )
+                first = min(before, default=-1)
+                known = self._known.get(id(each), (first, 0, ""))[0]
+                name = f"a queue of at most {each.maxlen:,}"
+                self._known[id(each)] = known, left * (known == first), name
+        more = Counter[str]()
+        for _, left, name in self._known.values():
+            more[name] += left
+        return Counter({name: left for name, left in more.items() if left >= MIB})

@@ -63,7 +63,7 @@ from gpumemnet.tracing.script.counters import (
 from gpumemnet.tracing.script.gathered import (
     SHRINKS,
     Gathered,
-    bytes_of_queues,
+    Queues,
     fill_queues,
     lists_of,
 )
@@ -150,7 +150,7 @@ class Loops:
         self._running, self.ahead = counters.running, LookAhead(recorder, counters)
         self._asks: defaultdict[Hashable, list[int]] = defaultdict(list)
         """Place and step → the events at which a value was read there."""
-        self.queues = Counter[str]()
+        self._queues, self.queues = Queues(), Counter[str]()
         """Queues of a longest length → bytes that they will hold more."""
         self.kept = Counter[str]()
         """Loops whose rounds, or each third, leave as much → bytes that those leave that are left out."""
@@ -355,9 +355,10 @@ class Loops:
                 self.left.update({} if progress.has_stepped else {place: None})
                 self.sampled.update({place}.intersection(self.making))
                 if loop.left and not is_early:
-                    few, trains = min(2 - is_slow, loop.left), place in self.training
+                    few = min(2 - is_slow, loop.left)
                     skipped = loop.left - few
-                    gathered.go_on(sys._getframe(1), loop.given, skipped, trains=trains)
+                    shrinks = place in self.training and self._may_shrink(place)
+                    gathered.go_on(sys._getframe(1), loop.given, skipped, shrinks=shrinks)
                     for more in range(few)[::-1]:
                         loop.skipped = max(0, loop.left - 1 - more)
                         yield 0
@@ -368,22 +369,21 @@ class Loops:
                     self.learn_queues()  # the script may leave the loop in its last rounds
                     is_full = self._counters.sizes or self.queues
                     is_cycle = keeps or loop.whole - number < apart
-                    all_bytes = 0
+                    leaving = range(0)
                     if is_sized and is_regular and is_cycle and not is_full:
-                        # The last two rounds are run, and leave theirs themselves.
                         leaving = range(number + apart, len(numbers) + 1, apart)
-                        run = sum(each > len(numbers) - 2 for each in leaving) * is_range
-                        all_bytes = end + len(leaving) * grown
                         self.kept[place] = max(self.kept[place], len(leaving) * grown)
-                        self._recorder.keep(
-                            loop.grown[-3:-1], (len(leaving) - run) * grown, before[3]
-                        )
-                    last = reached = loop.given
+                    last, reached, shrinks = loop.given, loop.given, self._may_shrink(place)
                     for round_number in loop.rest(second - before[0], self._recorder.live_bytes):
                         gap = loop.given - 1 - last
-                        gathered.go_on(sys._getframe(1), last, gap, trains=True)
+                        gathered.go_on(sys._getframe(1), last, gap, shrinks=shrinks)
                         last = loop.given
+                        short = sum(each < last for each in leaving) * grown + end
+                        self._keep(loop, bool(leaving) * short, before[3])
                         yield round_number
+                    if is_sized and not is_range:
+                        left = len(numbers) - last
+                        gathered.go_on(sys._getframe(1), last, left, shrinks=shrinks)
                     can_look = code.LOOKED in self._called[place] and not loop.is_outer
                     if can_look and len(loop.moved) > 1 and progress.batches() == loaded:
                         lengths = [(each, len(each)) for each in lists_of(sys._getframe(1))]
@@ -394,8 +394,8 @@ class Loops:
                     yield from self.ahead.longest(
                         loop, iterator, enumerate if is_numbered else iter, numbers
                     )
-                    if (short := all_bytes - self._recorder.live_bytes()) > 0:
-                        self._recorder.keep(loop.grown[-3:-1], short)
+                    all_bytes = bool(leaving) * (end + len(leaving) * grown)
+                    self._keep(loop, all_bytes, None if is_range else before[3])
                     self.learn_queues()
                 if ends:
                     frame, loop.leaving = sys._getframe(1), place
@@ -414,7 +414,7 @@ class Loops:
                 left = loop.rounds_left(frame, loop.ends_itself - loop.given)
                 if place in self.training:
                     fill_queues(steps, left)
-                    left *= self._called[place].isdisjoint(SHRINKS) and not self._counters.sizes
+                    left *= not self._may_shrink(place)
                 gathered.end(frame, left)
         finally:
             if loop.held:  # another round of it would wait, too
@@ -438,6 +438,16 @@ class Loops:
             self.training.discard(place)
         self.making.pop(place, None)  # not where the trace ends within
 
+    def _may_shrink(self, place: str) -> bool:
+        """Whether a loop may make lists shorter in a later round."""
+        return bool(self._counters.sizes) or not self._called[place].isdisjoint(SHRINKS)
+
+    def _keep(self, loop: Running, size_bytes: int, at: int | None) -> None:
+        """Record what rounds of a loop keep that are left out, where less than ``size_bytes`` is there,
+        as lists with copies are."""
+        if (short := size_bytes - self._recorder.live_bytes()) > 0:
+            self._recorder.keep(loop.grown[-3:-1], short, at)
+
     def starts_again(self) -> list[int]:
         """Return the events from which all comes again, in further rounds of loops that were left just
         now: nothing was taken on the GPU since."""
@@ -454,7 +464,7 @@ class Loops:
             if monotonic() - seconds < _LESS_SECONDS
             and max(self._recorder.changes(now), default=0) <= 0
         ]
-        is_full = last and (self._counters.sizes or bytes_of_queues(self._recorder))
+        is_full = last and (self._counters.sizes or self.queues)
         for each in () if is_full else last:
             # Those that are left out are there at the last one's peak.
             self._recorder.keep(each.between, each.rounds * each.round_bytes, each.at)
@@ -525,7 +535,7 @@ class Loops:
 
     def learn_queues(self) -> None:
         """Learn what queues of a longest length will hold more."""
-        self.queues = bytes_of_queues(self._recorder)
+        self.queues = self._queues.learn(self._recorder)
 
     def due(self, place: str, loop: str = "") -> bool:
         """Whether a condition is as it is later, because the script waits for it to train; of one that

@@ -52,6 +52,7 @@ def run_to_end(
     ended = ""
     try:
         _run_to_stop(run)
+        observer.loops.learn_queues()  # the script may have emptied some
         # It has come to its own end, and no loader has ended early.
         if not (observer.progress.has_trained or observer.progress.is_cut()):
             observer.counters.waiting.clear()

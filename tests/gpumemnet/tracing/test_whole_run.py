@@ -1463,6 +1463,46 @@ for turn in range(9):
         5 * 64 + 2 * 128 + 125,
         "time was up",
     ),
+    "rows": Case(  # weights, gradients; rows of each batch, and these joined
+        """
+model, rows = wide(1), []
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x in DataLoader(torch.ones(4000, 4096), 100):
+    y = model(x.cuda())
+    step(optimizer, y.mean())
+    rows.extend(y.detach())
+torch.stack(rows)
+""",
+        128 + 2 * 62.5,
+        128 + 2 * 62.5 + WORKSPACE + 4,
+    ),
+    "parts": Case(  # each of a network of its own, and these joined; the gradients of the last one
+        """
+parts = []
+for _ in range(25):
+    part = nn.Parameter(torch.empty(2**21, device="cuda"))
+    optimizer = torch.optim.SGD([part], 0.1)
+    for _ in range(9): step(optimizer, part.pow(2).mean())
+    parts.append(part.detach())
+torch.cat(parts)
+""",
+        2 * 25 * 8 + 8,
+        2 * 25 * 8 + 8 + WORKSPACE,
+    ),
+    "emptied": Case(  # a queue that each episode empties
+        """
+from collections import deque
+model, rows = wide(1), deque(maxlen=5000)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for episode in range(50):
+    for _ in range(20):
+        rows.append(torch.zeros(2**18).cuda())
+        step(optimizer, model(torch.randn(4, 4096).cuda()).mean())
+    rows.clear()
+""",
+        128 + 20,
+        128 + 20 + WORKSPACE + 1,
+    ),
     "handed": Case(  # what an object of the script's gathers, then joins, once an endless loop has returned
         """
 class Outputs:
