@@ -165,6 +165,11 @@ class Recorder(DispatchMode):
         self._step_starts.append(len(self._events))
         self._steps += 1
 
+    @property
+    def ended_steps(self) -> int:
+        """How many steps have ended; each may be of several optimizers."""
+        return max(0, self._steps - 1)
+
     def end_steps(self) -> None:
         """Take what follows the last whole step as a part of it."""
         self._step_starts.pop()

@@ -1482,12 +1482,27 @@ parts = []
 for _ in range(25):
     part = nn.Parameter(torch.empty(2**21, device="cuda"))
     optimizer = torch.optim.SGD([part], 0.1)
-    for _ in range(9): step(optimizer, part.pow(2).mean())
+    for _ in range(2): step(optimizer, part.pow(2).mean())
     parts.append(part.detach())
 torch.cat(parts)
 """,
         2 * 25 * 8 + 8,
         2 * 25 * 8 + 8 + WORKSPACE,
+    ),
+    "pictures": Case(  # 500 rows, one for two steps of optimizers
+        """
+first, second, rows = wide(1), wide(1), []
+one, other = torch.optim.SGD(first.parameters(), 0.1), torch.optim.SGD(second.parameters(), 0.1)
+for epoch in range(9):
+    for x in DataLoader(torch.ones(400, 4096), 4):
+        y = first(x.cuda())
+        step(one, y.mean())
+        if len(rows) < 500: rows.append(torch.zeros(2**18).cuda())
+        step(other, second(y.detach()).mean())
+""",
+        256 + 495,
+        256 + 540 + WORKSPACE,
+        "len(rows) < 500",
     ),
     "emptied": Case(  # a queue that each episode empties
         """
