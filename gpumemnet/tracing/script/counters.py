@@ -416,8 +416,8 @@ class Counters:
             more = bisect_left(_FAR, True, key=lambda each: is_other(value + each))
             rise = value - last[counter]
             if known.stays and more < len(_FAR) and rise > 0 and not self.progress.is_last:
-                steps *= self._recorder.ended_steps / step  # of several optimizers, as of a GAN
-                self.sizes[known.line] = min(more / rise * steps, self._rounds_left())
+                share = self._recorder.ended_steps / step  # of several optimizers, as of a GAN
+                self.sizes[known.line] = min(more / rise * steps * share, self._rounds_left())
             return holds
         loops = [
             each for each in self.running if value in each.numbers[each.given - 1 : each.given]
