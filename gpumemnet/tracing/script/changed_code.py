@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 from unittest.mock import patch
 
+from gpumemnet.tracing.script.gathered import SHRINKS
+
 ROUNDS: Final = "_gpumemnet_rounds"
 CONDITION: Final = "_gpumemnet_condition"
 COUNTS: Final = "_gpumemnet_counts"
@@ -76,7 +78,7 @@ class _Changing(ast.NodeTransformer):
 
     def __init__(self, file: str, called: defaultdict[str, set[str]]) -> None:
         self._file, self._called = file, called
-        self._leaves = self._is_generator = self._is_within = self._loops = False
+        self._leaves = self._is_generator = self._is_within = self._loops = self._shortens = False
         self._scope = ""
         """Name of the function, or place of the loop, that a statement is in."""
         self._positions: frozenset[str] = frozenset()
@@ -215,6 +217,7 @@ class _Changing(ast.NodeTransformer):
             or (isinstance(each, ast.Return) and not self._answers(each))
             for each in node.body
         )
+        self._shortens = any(map(_shortens, node.body))
         place = f"{self._file} line {node.lineno} ({ast.unparse(node.test)})"
         is_amount = _compares_amounts(node.test)
         leaves = len(node.body) == 1 and isinstance(node.body[0], ast.Return | ast.Continue)
@@ -243,7 +246,7 @@ class _Changing(ast.NodeTransformer):
         if node in self._ends:
             ended = _call(DUE, ast.Constant(place), ast.Constant(self._ends[node]))
             node.test = ast.copy_location(ast.BoolOp(ast.Or(), [ended, node.test]), node.test)
-        self._leaves = False
+        self._leaves = self._shortens = False
         for each in (node.body, node.orelse):
             each[:] = map(self.visit, each)
         return node
@@ -288,7 +291,7 @@ class _Changing(ast.NodeTransformer):
         )
         line = f"{self._file} line {test.lineno} ({ast.unparse(test)})"
         is_position = stays and not self._positions.isdisjoint(numbers)
-        sizes = tuple(text.startswith("len(") for text in numbers)
+        sizes = tuple(self._shortens or text.startswith("len(") for text in numbers)
         is_of_one = self._is_within or any(f"len({each})" in numbers for each in self._made)
         if is_of_one and all(sizes):  # many lengths, such as of words
             return test
@@ -328,6 +331,16 @@ class _Changing(ast.NodeTransformer):
 
     def _place(self, loop: ast.stmt) -> str:
         return f"{self._file} line {loop.lineno}"
+
+
+def _shortens(statement: ast.stmt) -> bool:
+    """Whether a statement takes something out of what others make longer, as ``rows = rows[1:]``."""
+    match statement:
+        case ast.Assign([target], ast.Subscript(whole)):
+            return ast.unparse(target) == ast.unparse(whole)
+        case ast.Expr(ast.Call() as call):
+            return _called_name(call) in SHRINKS
+    return isinstance(statement, ast.Delete)
 
 
 def _counted(loop: ast.While) -> list[ast.stmt]:

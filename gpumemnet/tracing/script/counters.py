@@ -87,7 +87,8 @@ class _Condition:
         repeats: whether it holds for multiples; the first of them, 0, is often left out or has no
             state of an optimizer yet, and the second one meets what the first has left.
         is_position: whether it compares a position in data.
-        sizes: for each number, whether it is the length of something, which a script may keep.
+        sizes: for each number, whether it is the length of something, which a script may keep, or counts
+            what the condition's branch makes shorter.
         is_shape: whether it compares the size of a tensor, as modules do.
         counts: whether the script adds to the first of its numbers.
         seen: whether it held, so far.

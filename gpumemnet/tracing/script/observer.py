@@ -639,6 +639,9 @@ class ScriptObserver:
             self._boundary = weakref.ref(optimizer)
         if optimizer is self._boundary() and self._started:
             self._end_step()
+        elif not self._started and any(each.grad is not None for each in parameters):
+            self._started = True  # the script computes gradients itself, as evolution strategies do
+            self.recorder.begin_step()
         self._begin("forward")
 
 

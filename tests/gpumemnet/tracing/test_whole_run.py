@@ -248,6 +248,39 @@ for epoch in range(2):
         17 * 64 + 2 * 64,
         17 * 64 + 2 * 64 + 4 * WORKSPACE,
     ),
+    "shortened": Case(  # rows of 16 MiB, of which one more than twenty is there, and 21 joined anew
+        """
+class Rows:
+    rows, count = torch.empty(0, 2**22).cuda(), 0
+    def collect(self, row):
+        self.rows = torch.cat([self.rows, row])
+        self.count += 1
+        if self.count > 20:
+            self.rows = self.rows[1:]
+            self.count = 20
+model, rows = wide(1), Rows()
+optimizer = torch.optim.SGD(model.parameters())
+for epoch in range(30):
+    for _ in range(9): step(optimizer, model(torch.randn(4, 4096).cuda()).mean())
+    rows.collect(torch.zeros(1, 2**22).cuda())
+""",
+        2 * 64 + 42 * 16 + 16,
+        2 * 64 + 42 * 16 + 16 + WORKSPACE,
+    ),
+    "own gradients": Case(  # of an evolution strategy: weights, two moments, noise, and its product
+        """
+model = wide(1)
+optimizer = torch.optim.Adam(model.parameters())
+for i in range(50):
+    with torch.no_grad():
+        noise = [torch.randn_like(each) for each in model.parameters()]
+        score = model(torch.ones(4, 4096).cuda()).mean()
+    for each, other in zip(model.parameters(), noise): each.grad = other * score
+    optimizer.step()
+""",
+        6 * 64,
+        6 * 64 + WORKSPACE,
+    ),
     "evaluated": Case(  # weights, gradients, and two graphs: there is no no_grad
         """
 model = nn.Sequential(wide(1), *[nn.GELU() for _ in range(8)])
