@@ -41,6 +41,7 @@ UNWATCHED: Final[dict[str, Any]] = {
     LOOKED: lambda place: (),
 }
 """What these are once nothing is traced any more."""
+_LENGTHENS: Final = ("append", "extend")
 _LENGTHS: Final = {"len", "size"}
 """Functions that change nothing, by which a loop finds its end."""
 _LISTS: Final = re.compile(r"len\((.+?)\)")
@@ -78,7 +79,9 @@ class _Changing(ast.NodeTransformer):
 
     def __init__(self, file: str, called: defaultdict[str, set[str]]) -> None:
         self._file, self._called = file, called
-        self._leaves = self._is_generator = self._is_within = self._loops = self._shortens = False
+        self._leaves = self._is_generator = self._is_within = self._loops = False
+        self._bounds: bool | None = None
+        """What a condition is while something grows that it bounds."""
         self._scope = ""
         """Name of the function, or place of the loop, that a statement is in."""
         self._positions: frozenset[str] = frozenset()
@@ -217,7 +220,8 @@ class _Changing(ast.NodeTransformer):
             or (isinstance(each, ast.Return) and not self._answers(each))
             for each in node.body
         )
-        self._shortens = any(map(_shortens, node.body))
+        is_longer = any(_method(each) in _LENGTHENS for each in node.body)
+        self._bounds = not any(map(_shortens, node.body)) and (is_longer or None)
         place = f"{self._file} line {node.lineno} ({ast.unparse(node.test)})"
         is_amount = _compares_amounts(node.test)
         leaves = len(node.body) == 1 and isinstance(node.body[0], ast.Return | ast.Continue)
@@ -246,7 +250,7 @@ class _Changing(ast.NodeTransformer):
         if node in self._ends:
             ended = _call(DUE, ast.Constant(place), ast.Constant(self._ends[node]))
             node.test = ast.copy_location(ast.BoolOp(ast.Or(), [ended, node.test]), node.test)
-        self._leaves = self._shortens = False
+        self._leaves, self._bounds = False, None
         for each in (node.body, node.orelse):
             each[:] = map(self.visit, each)
         return node
@@ -291,7 +295,7 @@ class _Changing(ast.NodeTransformer):
         )
         line = f"{self._file} line {test.lineno} ({ast.unparse(test)})"
         is_position = stays and not self._positions.isdisjoint(numbers)
-        sizes = tuple(self._shortens or text.startswith("len(") for text in numbers)
+        sizes = tuple(text.startswith("len(") for text in numbers)
         is_of_one = self._is_within or any(f"len({each})" in numbers for each in self._made)
         if is_of_one and all(sizes):  # many lengths, such as of words
             return test
@@ -305,6 +309,7 @@ class _Changing(ast.NodeTransformer):
             sizes,
             is_shape,
             next(iter(numbers)) in self._counters,
+            self._bounds if stays else None,
         )
         known = ast.Constant(about)
         asked = _call(
@@ -338,9 +343,12 @@ def _shortens(statement: ast.stmt) -> bool:
     match statement:
         case ast.Assign([target], ast.Subscript(whole)):
             return ast.unparse(target) == ast.unparse(whole)
-        case ast.Expr(ast.Call() as call):
-            return _called_name(call) in SHRINKS
-    return isinstance(statement, ast.Delete)
+    return isinstance(statement, ast.Delete) or _method(statement) in SHRINKS
+
+
+def _method(statement: ast.stmt) -> str:
+    """The name of the function that a statement calls, and does nothing else."""
+    return _called_name(getattr(statement, "value", statement))
 
 
 def _counted(loop: ast.While) -> list[ast.stmt]:

@@ -87,10 +87,10 @@ class _Condition:
         repeats: whether it holds for multiples; the first of them, 0, is often left out or has no
             state of an optimizer yet, and the second one meets what the first has left.
         is_position: whether it compares a position in data.
-        sizes: for each number, whether it is the length of something, which a script may keep, or counts
-            what the condition's branch makes shorter.
+        sizes: for each number, whether it is the length of something, which a script may keep.
         is_shape: whether it compares the size of a tensor, as modules do.
         counts: whether the script adds to the first of its numbers.
+        bounds: what it is while something grows that its branch adds to, or then makes shorter.
         seen: whether it held, so far.
         step: the last step at which it was met.
         now: the numbers for which it was asked last.
@@ -107,6 +107,7 @@ class _Condition:
     sizes: tuple[bool, ...]
     is_shape: bool
     counts: bool
+    bounds: bool | None
     seen: set[Any] = field(default_factory=set)
     step: int = 0
     now: tuple[float, ...] = ()
@@ -413,7 +414,7 @@ class Counters:
             return holds
         counter, value = risen[0], values[risen[0]]
         # Such as where a memory is full, and from then on loses its oldest.
-        if known.sizes[counter]:
+        if known.sizes[counter] or holds is known.bounds:
             more = bisect_left(_FAR, True, key=lambda each: is_other(value + each))
             rise = value - last[counter]
             if known.stays and more < len(_FAR) and rise > 0 and not self.progress.is_last:

@@ -141,7 +141,9 @@ def _longest_of_epochs(
     """
     is_drawn = not isinstance(getattr(loader.batch_sampler, "sampler", None), SequentialSampler)
     has_own = loader.collate_fn is not default_collate
-    if not (is_drawn and has_own and len(longest) == len(batches[0])):
+    # Of another size are those that a sampler fills up to a number of words.
+    are_even = {len(longest)}.issuperset(map(len, batches[:-1]))
+    if not (is_drawn and has_own and are_even):
         return longest
     members, draw = [each for batch in batches for each in batch], random.Random(0).sample
     rounds = range(min(_EPOCHS * len(batches), _AHEAD // len(longest)))

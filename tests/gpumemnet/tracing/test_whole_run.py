@@ -1524,18 +1524,41 @@ torch.cat(parts)
     ),
     "pictures": Case(  # 500 rows, one for two steps of optimizers
         """
-first, second, rows = wide(1), wide(1), []
+class Pool: rows, count = [], 0
+first, second, pool = wide(1), wide(1), Pool()
 one, other = torch.optim.SGD(first.parameters(), 0.1), torch.optim.SGD(second.parameters(), 0.1)
 for epoch in range(9):
     for x in DataLoader(torch.ones(400, 4096), 4):
         y = first(x.cuda())
         step(one, y.mean())
-        if len(rows) < 500: rows.append(torch.zeros(2**18).cuda())
+        if pool.count < 500:
+            pool.count += 1
+            pool.rows.append(torch.zeros(2**18).cuda())
         step(other, second(y.detach()).mean())
 """,
         256 + 495,
         256 + 540 + WORKSPACE,
-        "len(rows) < 500",
+    ),
+    "words": Case(  # batches of at most 8,192 rows, once padded: weights, gradients, batch, two outputs
+        """
+samples = [torch.ones(16 + i % 5, 4096) for i in range(1600)] + [torch.ones(1024 + i, 4096) for i in range(32)]
+class Words:
+    def __iter__(self):
+        batch = []
+        for i, each in enumerate(samples):
+            if batch and len(each) * (len(batch) + 1) > 8192:
+                yield batch
+                batch = []
+            batch.append(i)
+        yield batch
+joined = lambda each: nn.utils.rnn.pad_sequence(each, True)
+model = wide(1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for epoch in range(9):
+    for x in DataLoader(samples, batch_sampler=Words(), collate_fn=joined): step(optimizer, model(x.cuda()).mean())
+""",
+        2 * 64 + 3 * 114,
+        2 * 64 + 3 * 128 + WORKSPACE,
     ),
     "emptied": Case(  # a queue that each episode empties
         """
