@@ -14,7 +14,6 @@ from functools import wraps
 from typing import Any, Final
 
 import torch
-from torch import Tensor
 
 _NUMBER: Final = "gpumemnet_number"
 
@@ -51,7 +50,7 @@ class DeviceThread:
         """Return the engine's entry, which numbers the nodes of a graph before it runs them."""
 
         @wraps(run)
-        def numbering(outputs: Iterable[Tensor], *given: Any, **others: Any) -> Any:
+        def numbering(outputs: Iterable[Any], *given: Any, **others: Any) -> Any:
             if backward_runs():
                 return run(outputs, *given, **others)
             if self._creates:
@@ -67,11 +66,12 @@ class DeviceThread:
 
         return numbering
 
-    def _number(self, outputs: Iterable[Tensor]) -> None:
-        nodes = [tensor.grad_fn for tensor in outputs]
+    def _number(self, outputs: Iterable[Any]) -> None:
+        nodes = [getattr(each, "grad_fn", getattr(each, "node", None)) for each in outputs]
         while nodes:
             node: Any = nodes.pop()
-            if node is None or node.name().endswith("AccumulateGrad") or _NUMBER in node.metadata:
+            # One with a variable adds up the gradient of a leaf, and comes before all others.
+            if node is None or hasattr(node, "variable") or _NUMBER in node.metadata:
                 continue
             number = node.metadata[_NUMBER] = node._sequence_nr()
             place = bisect_right(self._starts, number)

@@ -13,8 +13,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 from unittest.mock import patch
 
-from gpumemnet.tracing.script.gathered import SHRINKS
-
 ROUNDS: Final = "_gpumemnet_rounds"
 CONDITION: Final = "_gpumemnet_condition"
 COUNTS: Final = "_gpumemnet_counts"
@@ -220,8 +218,13 @@ class _Changing(ast.NodeTransformer):
             or (isinstance(each, ast.Return) and not self._answers(each))
             for each in node.body
         )
-        is_longer = any(_method(each) in _LENGTHENS for each in node.body)
-        self._bounds = not any(map(_shortens, node.body)) and (is_longer or None)
+        # A pool counts what it adds; of a queue the oldest go.
+        counted = {
+            ast.unparse(each.target) for each in node.body if isinstance(each, ast.AugAssign)
+        }
+        tested = {*map(ast.unparse, ast.walk(node.test))}
+        adds = any(_method(each) in _LENGTHENS for each in node.body) and counted & tested
+        self._bounds = False if any(map(_shortens, node.body)) else bool(adds) or None
         place = f"{self._file} line {node.lineno} ({ast.unparse(node.test)})"
         is_amount = _compares_amounts(node.test)
         leaves = len(node.body) == 1 and isinstance(node.body[0], ast.Return | ast.Continue)
@@ -339,11 +342,13 @@ class _Changing(ast.NodeTransformer):
 
 
 def _shortens(statement: ast.stmt) -> bool:
-    """Whether a statement takes something out of what others make longer, as ``rows = rows[1:]``."""
+    """Whether a statement takes the first entries out of something, as ``rows = rows[1:]``."""
     match statement:
-        case ast.Assign([target], ast.Subscript(whole)):
-            return ast.unparse(target) == ast.unparse(whole)
-    return isinstance(statement, ast.Delete) or _method(statement) in SHRINKS
+        case ast.Assign([target], ast.Subscript(whole, part)):
+            first = part.elts[0] if isinstance(part, ast.Tuple) else part
+            is_rest = isinstance(first, ast.Slice) and first.lower and not first.upper
+            return bool(is_rest) and ast.unparse(target) == ast.unparse(whole)
+    return _method(statement) == "popleft"
 
 
 def _method(statement: ast.stmt) -> str:

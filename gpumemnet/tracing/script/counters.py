@@ -413,17 +413,17 @@ class Counters:
         if not known.rises or (known.leaves and holds is False) or not risen:
             return holds
         counter, value = risen[0], values[risen[0]]
+        loops = [
+            each for each in self.running if value in each.numbers[each.given - 1 : each.given]
+        ]
         # Such as where a memory is full, and from then on loses its oldest.
-        if known.sizes[counter] or holds is known.bounds:
+        if known.sizes[counter] or (holds is known.bounds and not loops):
             more = bisect_left(_FAR, True, key=lambda each: is_other(value + each))
             rise = value - last[counter]
             if known.stays and more < len(_FAR) and rise > 0 and not self.progress.is_last:
                 share = self._recorder.ended_steps / step  # of several optimizers, as of a GAN
                 self.sizes[known.line] = min(more / rise * steps * share, self._rounds_left())
             return holds
-        loops = [
-            each for each in self.running if value in each.numbers[each.given - 1 : each.given]
-        ]
         for loop in loops:
             is_met = place in loop.asked or not loop.want(is_other)
             if not is_met and not (holds is True and is_other(value + 1)):  # as i % 10 == 0 at 0

@@ -122,8 +122,7 @@ _MOST_NEW: Final = 6
 _HOST_SECONDS: Final = 0.5
 """CPU time without anything on the GPU, after which a statement is taken to run on the host alone."""
 _REST_SECONDS: Final = 2.0
-"""CPU time of the rounds that are left of a loop, below which it goes on: code after it may look up
-what its last round gave."""
+"""CPU time of the rounds that are left, below which they run: later code may look up the last one."""
 
 
 class Loops:
@@ -160,15 +159,13 @@ class Loops:
         self._tops: defaultdict[str, int] = defaultdict(int)
         """Place of a loop → the most bytes on the GPU in a round."""
         self._ended: dict[str, tuple[int, int]] = {}
-        """Place of a loop that has trained → rounds that brought nothing new at its end, and the most
-        bytes that a round has left."""
+        """Place of one that has trained → last rounds with nothing new, and the most that one has left."""
         self._called: defaultdict[str, set[str]] = defaultdict(set)
         """Place of a loop, or name of a function → names that it calls."""
         self.training: set[str] = set()
         """Loops that run and have trained."""
         self._cut: list[tuple[Later, int, float]] = []
-        """What later rounds leave of loops that were left, and when that was: how many events there
-        were, and seconds."""
+        """What later rounds leave of loops that were left, and the event and time when that was."""
         self._left_within: tuple[int, list[int]] = 0, []
         """The event at which loops were left last before their last round, and those they began with."""
         self.making: dict[str, int] = {}
@@ -512,12 +509,12 @@ class Loops:
 
     def enumerated(self, items: Iterable[Any], start: int = 0) -> Iterator[tuple[int, Any]]:
         """Yield as ``enumerate`` does; a loader's last batch, which comes early, has its number."""
-        iterator = iter(items)
+        iterator, shown = iter(items), _shown(items)
         for number in count(start):
             found = [*islice(iterator, 1)]
             if not found:
                 return
-            own = self._number_of(_shown(items))
+            own = self._number_of(shown)
             yield number if own is None else start + own, found.pop()
 
     def is_still(self, place: str) -> bool:
