@@ -384,8 +384,10 @@ def items_of(iterator: Any) -> Any:
     """Return what an iterator over lists or ranges gives, as of ``reversed`` or ``zip``, and take
     nothing of it; another one itself."""
     if isinstance(iterator, zip):
-        parts = [items_of(each) for each in iterator.__reduce__()[1]]
+        inner = iterator.__reduce__()[1]  # the same one several times, in groups
+        parts = [*map(items_of, inner)]
         are_known = all(isinstance(each, range | list) for each in parts)
+        are_known &= len({*map(id, inner)}) == len(inner)
         return [*zip(*parts, strict=False)] if are_known else iterator
     if isinstance(iterator, _OF_LISTS):
         return [*copy(iterator)]
