@@ -98,14 +98,9 @@ class TransformerArchitecture(Architecture):
         return self.width // self.heads
 
     @property
-    def patches_per_side(self) -> int:
-        """Patches along one side of the image."""
-        return math.isqrt(self.sequence_length - 1)
-
-    @property
     def image_size(self) -> int:
         """Side of the image in pixels."""
-        return self.patches_per_side * self.patch_size
+        return math.isqrt(self.sequence_length - 1) * self.patch_size
 
     @property
     def predicted_length(self) -> int:

@@ -59,18 +59,13 @@ class Option:
         """Whether the value is a whole number."""
         return self.maximum > 0
 
-    @property
-    def is_nullable(self) -> bool:
-        """Whether the value may be ``None``."""
-        return self.default is None
-
     def checked(self, value: object) -> object:
         """Returns ``value`` if it is allowed; counts are converted to ``int``.
 
         Raises:
             InvalidJobError: names the option and its allowed values.
         """
-        if value is None and self.is_nullable:
+        if value is None is self.default:
             return None
         if self.is_count:
             return check_count(value, self.name, self.minimum, self.maximum)

@@ -83,7 +83,7 @@ def split_step(model: nn.Module, inputs: object, request: TraceRequest) -> StepC
         allocated=step.allocated,
         freed=step.freed,
         operators=recorders[-1].operators,
-        optimizer=step.optimizer_operators(),
+        optimizer=tuple(step.operators[len(recording.timeline.phases) - 1]),
         evictable=step.evictable(passes[-1], unit_names, refused),
         device=request.gpu,
         settings=request.allocator,
@@ -143,9 +143,9 @@ class _Reading:
         self._calls: dict[int, list[int]] = defaultdict(list)
         for index, call in enumerate(recorder.module_calls):
             self._calls[call.phase].append(index)
-        self._operators: dict[int, list[int]] = defaultdict(list)
+        self.operators: dict[int, list[int]] = defaultdict(list)
         for index, operator in enumerate(recorder.operators):
-            self._operators[operator.phase].append(index)
+            self.operators[operator.phase].append(index)
 
     def _is_of_a_step(self, storage: int) -> bool:
         return self.allocated[storage] >= self._timeline.step_starts[0]
@@ -159,10 +159,6 @@ class _Reading:
                 "plan: no module runs once in a forward pass and saves at least 1 % of the bytes: nothing to plan"
             )
         return tuple(names), tuple(self._pass(phase, names) for phase in self._forward_phases)
-
-    def optimizer_operators(self) -> tuple[int, ...]:
-        """Return the operators of the last optimizer step."""
-        return tuple(self._operators[len(self._timeline.phases) - 1])
 
     def evictable(
         self, last: Pass, names: Sequence[str], keep: Collection[str]
@@ -267,7 +263,7 @@ class _Reading:
             else:
                 until = self._released_at(saved)
                 self.released[saved.storage] = max(self.released.get(saved.storage, 0), until)
-        forward, backward = self._operators[phase], self._operators[phase + 1]
+        forward, backward = self.operators[phase], self.operators[phase + 1]
         forward_by, outside_forward = self._by_unit(forward, owners, len(names))
         backward_by, outside_backward = self._by_unit(backward, owners, len(names))
         calls = {

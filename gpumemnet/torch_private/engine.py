@@ -76,8 +76,9 @@ class DeviceThread:
             number = node.metadata[_NUMBER] = node._sequence_nr()
             place = bisect_right(self._starts, number)
             made = self._counts[place]
-            is_own = place % 2  # of a backward pass
             node._set_sequence_nr(
-                made + number - self._starts[place - 1] if is_own else number - made
+                made + number - self._starts[place - 1]
+                if place % 2  # of a backward pass
+                else number - made
             )
             nodes += [each for each, _ in node.next_functions]

@@ -39,7 +39,7 @@ UNWATCHED: Final[dict[str, Any]] = {
     LOOKED: lambda place: (),
 }
 """What these are once nothing is traced any more."""
-_LENGTHENS: Final = ("append", "extend")
+_LENGTHENS: Final = {"append", "extend"}
 _LENGTHS: Final = {"len", "size"}
 """Functions that change nothing, by which a loop finds its end."""
 _LISTS: Final = re.compile(r"len\((.+?)\)")
@@ -223,8 +223,10 @@ class _Changing(ast.NodeTransformer):
             ast.unparse(each.target) for each in node.body if isinstance(each, ast.AugAssign)
         }
         tested = {*map(ast.unparse, ast.walk(node.test))}
-        adds = any(_method(each) in _LENGTHENS for each in node.body) and counted & tested
-        self._bounds = False if any(map(_shortens, node.body)) else bool(adds) or None
+        calls = {_called_name(getattr(each, "value", each)) for each in node.body}
+        adds = calls & _LENGTHENS and counted & tested
+        shortened = {*map(_shortened, node.body)} - {None} - tested
+        self._bounds = False if shortened else bool(adds) or None
         place = f"{self._file} line {node.lineno} ({ast.unparse(node.test)})"
         is_amount = _compares_amounts(node.test)
         leaves = len(node.body) == 1 and isinstance(node.body[0], ast.Return | ast.Continue)
@@ -341,19 +343,17 @@ class _Changing(ast.NodeTransformer):
         return f"{self._file} line {loop.lineno}"
 
 
-def _shortens(statement: ast.stmt) -> bool:
-    """Whether a statement takes the first entries out of something, as ``rows = rows[1:]``."""
+def _shortened(statement: ast.stmt) -> str | None:
+    """What a statement takes the first entries out of, as ``rows = rows[1:]`` does."""
     match statement:
-        case ast.Assign([target], ast.Subscript(whole, part)):
-            first = part.elts[0] if isinstance(part, ast.Tuple) else part
-            is_rest = isinstance(first, ast.Slice) and first.lower and not first.upper
-            return bool(is_rest) and ast.unparse(target) == ast.unparse(whole)
-    return _method(statement) == "popleft"
-
-
-def _method(statement: ast.stmt) -> str:
-    """The name of the function that a statement calls, and does nothing else."""
-    return _called_name(getattr(statement, "value", statement))
+        case ast.Assign(
+            [target],
+            ast.Subscript(
+                whole, ast.Slice(ast.expr(), None) | ast.Tuple([ast.Slice(ast.expr(), None), *_])
+            ),
+        ) if (name := ast.unparse(target)) == ast.unparse(whole):
+            return name
+    return None
 
 
 def _counted(loop: ast.While) -> list[ast.stmt]:

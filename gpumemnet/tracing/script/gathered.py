@@ -12,9 +12,11 @@ import gc
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache, partial
 from types import FrameType
 from typing import Any, Final
+from weakref import ref
 
 from torch import Tensor
 
@@ -181,17 +183,29 @@ def fill_queues(steps: int, rounds: int) -> None:
             each.extend(entries[steps:])
 
 
+@dataclass(slots=True)
+class _Queue:
+    """A queue of a longest length, the number of what was its first entry, and whether that is gone."""
+
+    entries: ref[Any]
+    first: int
+    is_emptied: bool = False
+
+
 class Queues:
     """What queues of a longest length, such as memories of a replay, will hold more."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[int, int, str]] = {}
-        """Identity of a queue → number of what was its first entry, bytes that it will hold more, and
-        its name."""
+        self._known: dict[int, _Queue] = {}
+        """Identity of a queue → the queue."""
+        self._found: list[list[tuple[_Queue, int, str]]] = []
+        """Queues that were there together, bytes that each will hold more, and names."""
+        self._full = set[str]()
+        """Names of those that were full: what is known of the run's peak holds one."""
 
     def learn(self, recorder: Recorder) -> Counter[str]:
         """Return the bytes, also of queues that are gone; not of those that the script empties."""
-        counted = set[int]()
+        counted, found = set[int](), list[tuple[_Queue, int, str]]()
         for each in gc.get_objects():
             is_queue = type(each) is deque and each.maxlen is not None
             if is_queue and (len(each) > 1 or id(each) in self._known):
@@ -204,10 +218,18 @@ class Queues:
                     recorder.bytes_of(last) * (each.maxlen - len(each)) // (len(each) - half or 1)
                 )
                 first = min(before, default=-1)
-                known = self._known.get(id(each), (first, 0, ""))[0]
+                queue = self._known.get(id(each))
+                if queue is None or queue.entries() is not each:
+                    queue = self._known[id(each)] = _Queue(ref(each), first)
+                queue.is_emptied |= first != queue.first
                 name = f"a queue of at most {each.maxlen:,}"
-                self._known[id(each)] = known, left * (known == first), name
+                found.append((queue, left, name))
+                self._full.update([name] * (len(each) == each.maxlen))
+        self._found.append(found)
         more = Counter[str]()
-        for _, left, name in self._known.values():
-            more[name] += left
-        return Counter({name: left for name, left in more.items() if left >= MIB})
+        for together in self._found:
+            bytes_of = Counter[str]()
+            for queue, left, name in together:
+                bytes_of[name] += left * (not queue.is_emptied)
+            more |= bytes_of
+        return Counter({name: more[name] for name in more.keys() - self._full if more[name] >= MIB})

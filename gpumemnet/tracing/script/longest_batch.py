@@ -389,8 +389,9 @@ def items_of(iterator: Any) -> Any:
         are_known = all(isinstance(each, range | list) for each in parts)
         are_known &= len({*map(id, inner)}) == len(inner)
         return [*zip(*parts, strict=False)] if are_known else iterator
-    if isinstance(iterator, _OF_LISTS):
-        return [*copy(iterator)]
+    if isinstance(iterator, _OF_LISTS):  # of others, one that the script frees would stay
+        items = [*copy(iterator)]
+        return items if {int, float}.issuperset(map(type, items)) else iterator
     if isinstance(iterator, _OF_RANGES):
         _, (numbers,), given = iterator.__reduce__()
         return numbers[given or 0 :]

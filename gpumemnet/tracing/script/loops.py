@@ -224,7 +224,6 @@ class Loops:
         if not was_met:
             self._new_at = process_time()
         progress, iterator, rise = self._progress, iter(items), 0
-        # Another epoch begins as the one before has ended.
         calm, most_bytes = self._ended.get(place, (0, 0)) if progress.has_trained else (0, 0)
         numbers, is_numbered = _shown(items), _is_numbered(items)
         start = event = self._recorder.now()
@@ -351,10 +350,12 @@ class Loops:
                 progress.is_last |= place in self.training
                 self.left.update({} if progress.has_stepped else {place: None})
                 self.sampled.update({place}.intersection(self.making))
+                # Where rounds make no optimizers, what they leave tells what they keep.
+                is_other = place not in self.making or self._may_shrink(place)
                 if loop.left and not is_early:
                     few = min(2 - is_slow, loop.left)
                     skipped = loop.left - few
-                    shrinks = place in self.training and self._may_shrink(place)
+                    shrinks = is_other and place in self.training
                     gathered.go_on(sys._getframe(1), loop.given, skipped, shrinks=shrinks)
                     for more in range(few)[::-1]:
                         loop.skipped = max(0, loop.left - 1 - more)
@@ -370,17 +371,17 @@ class Loops:
                     if is_sized and is_regular and is_cycle and not is_full:
                         leaving = range(number + apart, len(numbers) + 1, apart)
                         self.kept[place] = max(self.kept[place], len(leaving) * grown)
-                    last, reached, shrinks = loop.given, loop.given, self._may_shrink(place)
+                    last = reached = loop.given
                     for round_number in loop.rest(second - before[0], self._recorder.live_bytes):
                         gap = loop.given - 1 - last
-                        gathered.go_on(sys._getframe(1), last, gap, shrinks=shrinks)
+                        gathered.go_on(sys._getframe(1), last, gap, shrinks=is_other)
                         last = loop.given
                         short = sum(each < last for each in leaving) * grown + end
                         self._keep(loop, bool(leaving) * short, before[3])
                         yield round_number
                     if is_sized and not is_range:
                         left = len(numbers) - last
-                        gathered.go_on(sys._getframe(1), last, left, shrinks=shrinks)
+                        gathered.go_on(sys._getframe(1), last, left, shrinks=is_other)
                     can_look = code.LOOKED in self._called[place] and not loop.is_outer
                     if can_look and len(loop.moved) > 1 and progress.batches() == loaded:
                         lengths = [(each, len(each)) for each in lists_of(sys._getframe(1))]
@@ -440,8 +441,7 @@ class Loops:
         return bool(self._counters.sizes) or not self._called[place].isdisjoint(SHRINKS)
 
     def _keep(self, loop: Running, size_bytes: int, at: int | None) -> None:
-        """Record what rounds of a loop keep that are left out, where less than ``size_bytes`` is there,
-        as lists with copies are."""
+        """Record what rounds keep that are left out, where less than ``size_bytes`` is there."""
         if (short := size_bytes - self._recorder.live_bytes()) > 0:
             self._recorder.keep(loop.grown[-3:-1], short, at)
 
