@@ -60,7 +60,7 @@ class DeviceThread:
                 return run(outputs, *given, **others)
             finally:
                 if (end := next_node_number()) > start:
-                    self._creates |= bool(given[2])
+                    self._creates |= any(given[2:3])
                     self._starts += start, end
                     self._counts += self._counts[-1], self._counts[-1] + end - start
 

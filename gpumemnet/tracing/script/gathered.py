@@ -125,11 +125,8 @@ def _add(entries: list[Any] | dict[Any, Any], rise: int, rounds: int) -> None:
 def _copied(shared: set[int], made: dict[int, Tensor], tensor: Tensor) -> Tensor:
     """Return a copy of a tensor on the GPU, such as a row of a batch that is copied as a whole; single
     numbers, others, and parts of what ``shared`` has, or may have, are the same in each round."""
-    key, is_there = (
-        storage_id(tensor),
-        tensor.is_meta or tensor.is_cuda,
-    )  # as scripts see it, or not
-    size = tensor.untyped_storage().nbytes()
+    key, size = storage_id(tensor), tensor.untyped_storage().nbytes()
+    is_there = tensor.is_meta or tensor.is_cuda  # as scripts and the trace see it
     is_own = key not in shared and (shared or size <= tensor.nbytes)
     if not (is_there and tensor.numel() > 1 and is_own):
         return tensor
@@ -225,7 +222,8 @@ class Queues:
                 name = f"a queue of at most {each.maxlen:,}"
                 found.append((queue, left, name))
                 self._full.update([name] * (len(each) == each.maxlen))
-        self._found.append(found)
+        if found:
+            self._found.append(found)
         more = Counter[str]()
         for together in self._found:
             bytes_of = Counter[str]()
