@@ -219,9 +219,7 @@ class _Changing(ast.NodeTransformer):
             for each in node.body
         )
         # A pool counts what it adds; of a queue the oldest go.
-        counted = {
-            ast.unparse(each.target) for each in node.body if isinstance(each, ast.AugAssign)
-        }
+        counted = {ast.unparse(each).partition(" ")[0] for each in node.body}
         tested = {*map(ast.unparse, ast.walk(node.test))}
         calls = {_called_name(getattr(each, "value", each)) for each in node.body}
         adds = calls & _LENGTHENS and counted & tested

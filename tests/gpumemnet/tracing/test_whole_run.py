@@ -1532,7 +1532,7 @@ for epoch in range(9):
         y = first(x.cuda())
         step(one, y.mean())
         if pool.count < 500:
-            pool.count += 1
+            pool.count = pool.count + 1
             pool.rows.append(torch.zeros(2**18).cuda())
         step(other, second(y.detach()).mean())
 """,
@@ -1644,7 +1644,7 @@ def test_the_whole_run_counts(name: str, tmp_path: Path) -> None:
     (tmp_path / f"{name}.py").write_text(HEAD + case.lines)
     # half of these times shows all; the case "slow_evaluation" waits for five seconds itself
     quick = {"behind", "filled", "planned", "queue", "rejoined", "rollout"}
-    seconds = {"slow_evaluation": 20.0}.get(name, 3.0 if name in quick else 6.0)
+    seconds = {"slow_evaluation": 20.0, "reshuffled": 20.0}.get(name, 3.0 if name in quick else 6.0)
     answer = script_child.traced(tmp_path / f"{name}.py", more_seconds=seconds)
     assert isinstance(answer, dict), answer
     assert case.least <= answer["requested_bytes"] / MIB <= case.most
