@@ -219,7 +219,8 @@ class _Changing(ast.NodeTransformer):
             for each in node.body
         )
         # A pool counts what it adds; of a queue the oldest go.
-        counted = {ast.unparse(each).partition(" ")[0] for each in node.body}
+        assigned = {*map(ast.unparse, node.body)}
+        counted = {each.partition(" ")[0] for each in assigned}
         tested = {*map(ast.unparse, ast.walk(node.test))}
         calls = {_called_name(getattr(each, "value", each)) for each in node.body}
         adds = calls & _LENGTHENS and counted & tested
@@ -236,7 +237,6 @@ class _Changing(ast.NodeTransformer):
                 node.test = ast.copy_location(is_left, rest)
             case ast.BoolOp(values=parts):
                 parts[:] = sorted(parts, key=lambda part: not _counts_alone(part, parts))
-        assigned = {*map(ast.unparse, node.body)}
         for each in getattr(node.test, "values", [node.test]):
             if isinstance(each, ast.Compare):
                 sides = each.left, each.comparators[0]

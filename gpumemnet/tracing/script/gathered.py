@@ -65,14 +65,17 @@ class Gathered:
             for each in lists_of(frame)
         }
 
-    def go_on(self, frame: FrameType, number: int, rounds: int, *, shrinks: bool = False) -> None:
+    def go_on(
+        self, frame: FrameType, number: int, rounds: int, *, but_tensors: bool = False
+    ) -> None:
         """Add what ``rounds`` more would, where the last two have added as many entries.
 
         Args:
             frame: as in :meth:`learn`.
             number: that of the last round, from which nothing was learnt yet.
             rounds: those that are left out.
-            shrinks: whether the loop may make lists of tensors shorter later.
+            but_tensors: whether lists of tensors stay as they are: what rounds leave tells what they keep,
+                or the loop may make them shorter later.
         """
         if number != self._number + 1:
             return
@@ -83,7 +86,7 @@ class Gathered:
                 rise = len(each) - length
             self._lengths[id(each)] = len(each) + rounds * rise, rise
             entries = [*each.values()] if isinstance(each, dict) else each
-            is_other = shrinks and tensors_in(entries[-rise:])
+            is_other = but_tensors and tensors_in(entries[-rise:])
             if rise == len(each) - length and not is_other:
                 _add(each, rise, rounds)
 

@@ -351,12 +351,12 @@ class Loops:
                 self.left.update({} if progress.has_stepped else {place: None})
                 self.sampled.update({place}.intersection(self.making))
                 # Where rounds make no optimizers, what they leave tells what they keep.
-                is_other = place not in self.making or self._may_shrink(place)
+                but_tensors = place not in self.making or self._may_shrink(place)
                 if loop.left and not is_early:
                     few = min(2 - is_slow, loop.left)
                     skipped = loop.left - few
-                    shrinks = is_other and place in self.training
-                    gathered.go_on(sys._getframe(1), loop.given, skipped, shrinks=shrinks)
+                    lists_stay = but_tensors and place in self.training
+                    gathered.go_on(sys._getframe(1), loop.given, skipped, but_tensors=lists_stay)
                     for more in range(few)[::-1]:
                         loop.skipped = max(0, loop.left - 1 - more)
                         yield 0
@@ -374,14 +374,14 @@ class Loops:
                     last = reached = loop.given
                     for round_number in loop.rest(second - before[0], self._recorder.live_bytes):
                         gap = loop.given - 1 - last
-                        gathered.go_on(sys._getframe(1), last, gap, shrinks=is_other)
+                        gathered.go_on(sys._getframe(1), last, gap, but_tensors=but_tensors)
                         last = loop.given
                         short = sum(each < last for each in leaving) * grown + end
                         self._keep(loop, bool(leaving) * short, before[3])
                         yield round_number
                     if is_sized and not is_range:
                         left = len(numbers) - last
-                        gathered.go_on(sys._getframe(1), last, left, shrinks=is_other)
+                        gathered.go_on(sys._getframe(1), last, left, but_tensors=but_tensors)
                     can_look = code.LOOKED in self._called[place] and not loop.is_outer
                     if can_look and len(loop.moved) > 1 and progress.batches() == loaded:
                         lengths = [(each, len(each)) for each in lists_of(sys._getframe(1))]
