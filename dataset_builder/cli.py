@@ -14,10 +14,10 @@ from typing import Annotated, Final
 
 import typer
 
-from gpumemnet.atomic_files import write_output
+from gpumemnet.atomic_files import check_writable, write_output
 from gpumemnet.cli.commands import run
 from gpumemnet.cli.options import AsJson
-from gpumemnet.cli.output import check_writable, print_result, progress_bar
+from gpumemnet.cli.output import print_result, progress_bar
 from gpumemnet.job.dataset import write_dataset
 from gpumemnet.site.implausible_rows import implausible_rows
 from gpumemnet.units import format_bytes

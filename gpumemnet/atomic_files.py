@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from pathlib import Path
 from types import UnionType
 from typing import IO, Any, Final, get_args, get_origin, get_type_hints
 
-from gpumemnet.errors import InvalidRequestError
+from gpumemnet.errors import DatasetError, InvalidRequestError, first_line
 
 MAX_STATED_BYTES: Final = 2**20
 """Largest document of a user that is read at once."""
@@ -51,6 +52,22 @@ def replace_file(path: Path, content: bytes) -> None:
     """
     with replacing(path) as stream:
         stream.write(content)
+
+
+def check_writable(path: Path, field: str = "out") -> None:
+    """Checks that a file can be written, before its content is computed.
+
+    Raises:
+        InvalidRequestError: when the folder does not exist or may not be written to, or ``path`` is
+            a folder.
+    """
+    folder = path.parent
+    if not folder.is_dir():
+        raise InvalidRequestError(f"the folder {folder} does not exist", field)
+    if path.is_dir():
+        raise InvalidRequestError(f"{path} is a folder", field)
+    if not os.access(folder, os.W_OK):
+        raise InvalidRequestError(f"the folder {folder} may not be written to", field)
 
 
 def write_output(path: Path, content: bytes, field: str = "out") -> None:
@@ -107,12 +124,12 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def locked(path: Path, timeout_seconds: float) -> Iterator[None]:
+def locked(path: Path, timeout_seconds: float, busy: Exception) -> Iterator[None]:
     """Hold the lock ``path`` against other processes and threads; the system releases it when the
     holder dies.
 
     Raises:
-        TimeoutError: when another holds it for longer than ``timeout_seconds``.
+        Exception: ``busy``, when another holds it for longer than ``timeout_seconds``.
         OSError: when the file cannot be made.
     """
     import fcntl  # POSIX only
@@ -126,11 +143,37 @@ def locked(path: Path, timeout_seconds: float) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise TimeoutError from None
+                    raise busy from None
                 time.sleep(_POLL_SECONDS)
         yield
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def no_room(where: Path | str) -> Iterator[None]:
+    """Words the error for a location that cannot be written, of work that can be continued.
+
+    Raises:
+        DatasetError: when a write fails.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or first_line(error)
+        raise DatasetError(
+            f"{where} cannot be written ({reason}); what is finished is kept: make room, and the same command, run again, goes on"
+        ) from None
+
+
+def remove_staging(*folders: Path) -> None:
+    """Remove what killed writers have left in ``folders``; nobody else may write there."""
+    for folder in folders:
+        for left in folder.glob(f"{STAGING_PREFIX}*"):
+            if left.is_dir():
+                shutil.rmtree(left)
+            else:
+                left.unlink()
 
 
 def stated_json(path: Path, field: str) -> Any:

@@ -12,12 +12,12 @@ import itertools
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.atomic_files import locked, replace_file
+from gpumemnet.atomic_files import locked, no_room, replace_file
 from gpumemnet.errors import DatasetError, InvalidJobError
 from gpumemnet.job.measurement import Measurement, measurement_from_dict, measurement_to_dict
 from gpumemnet.job.training_job import TrainingJob
@@ -59,14 +59,12 @@ class Journal(ExitStack):
         super().__init__()
         self.folder, path = folder, folder / _JOURNAL
         with ExitStack() as opening:
-            with _writing(folder):
+            with no_room(folder):
                 folder.mkdir(parents=True, exist_ok=True)
-                try:
-                    opening.enter_context(locked(path, 0.0))
-                except TimeoutError:
-                    raise DatasetError(
-                        f"another campaign is running in {folder}: wait for it, or give another folder"
-                    ) from None
+                busy = (
+                    f"another campaign is running in {folder}: wait for it, or give another folder"
+                )
+                opening.enter_context(locked(path, 0.0, DatasetError(busy)))
                 self._file = opening.enter_context(path.open("ab", buffering=0))
                 self._file.truncate(path.read_bytes().rfind(b"\n") + 1)
             self.finished = {key for key, _ in _entries(path)}
@@ -83,7 +81,7 @@ class Journal(ExitStack):
             + "\n"
         )
         data = line.encode()
-        with _writing(self.folder):
+        with no_room(self.folder):
             while data:
                 data = data[self._file.write(data) :]
             os.fsync(self._file.fileno())
@@ -114,7 +112,7 @@ class Journal(ExitStack):
             DatasetError: when it cannot be written.
         """
         document = {"settings": asdict(settings), "planned": [each.to_dict() for each in planned]}
-        with _writing(self.folder):
+        with no_room(self.folder):
             replace_file(self.folder / _PLAN, json.dumps(document, separators=(",", ":")).encode())
 
 
@@ -165,13 +163,3 @@ def _entries(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
                 raise DatasetError(
                     f"{path}, line {number} is damaged: remove the line and run again"
                 ) from None
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise DatasetError(
-            f"{folder} cannot be written ({error.strerror}): every finished row is kept; make room and run the same command again"
-        ) from None

@@ -19,10 +19,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from gpumemnet.atomic_files import STAGING_PREFIX, locked, replace_file, sync_folder
+from gpumemnet.atomic_files import (
+    STAGING_PREFIX,
+    check_writable,
+    locked,
+    no_room,
+    remove_staging,
+    replace_file,
+    sync_folder,
+)
 from gpumemnet.batch.part_predictions import Answers, BatchOptions, answer_schema, encode
 from gpumemnet.batch.parts import PART_ROWS, Part
-from gpumemnet.errors import DatasetError, InvalidRequestError, first_line
+from gpumemnet.errors import DatasetError, InvalidRequestError
 from gpumemnet.job.job_files import JobFile, is_url, local_path
 from gpumemnet.job.table_reader import CHUNK_ROWS
 
@@ -103,20 +111,14 @@ def part_files(out: Path, key: str, output_format: str) -> Iterator[PartFiles]:
     lock = place / f".{name}.lock"
     own = place / f".{name}.parts-{key}"
     with ExitStack() as stack:
-        try:
-            with no_room(place):
-                stack.enter_context(locked(lock, 0.0))
-                for other in place.glob(f".{glob.escape(name)}.parts-*"):
-                    if other != own:
-                        shutil.rmtree(other, ignore_errors=True)
-                own.mkdir(exist_ok=True)
-                for staging in own.glob(f"{STAGING_PREFIX}*"):
-                    staging.unlink()
-        except TimeoutError:
-            raise InvalidRequestError(
-                f"another run is writing {name} in {place}: wait for it, or choose another file",
-                "out",
-            ) from None
+        busy = f"another run is writing {name} in {place}: wait for it, or choose another file"
+        with no_room(place):
+            stack.enter_context(locked(lock, 0.0, InvalidRequestError(busy, "out")))
+            for other in place.glob(f".{glob.escape(name)}.parts-*"):
+                if other != own:
+                    shutil.rmtree(other, ignore_errors=True)
+            own.mkdir(exist_ok=True)
+            remove_staging(own)
         yield PartFiles(own, output_format)
         shutil.rmtree(own, ignore_errors=True)
         with suppress(OSError):
@@ -218,8 +220,8 @@ def checked_output(location: str, files: Iterable[JobFile]) -> Path:
     exists.
 
     Raises:
-        InvalidRequestError: when it is in a store.
-        DatasetError: says which condition fails.
+        InvalidRequestError: when it is in a store, or cannot be written.
+        DatasetError: when it is one of the inputs.
     """
     if is_url(location):
         raise InvalidRequestError(f"{location} must be a local file; inputs may be URLs", "out")
@@ -227,25 +229,8 @@ def checked_output(location: str, files: Iterable[JobFile]) -> Path:
     inputs = {local_path(file.location).resolve() for file in files if not is_url(file.location)}
     if path.resolve() in inputs:
         raise DatasetError(f"{location} is one of the inputs: choose another file for the answers")
-    if not path.parent.is_dir():
-        raise DatasetError(f"{path} cannot be written: there is no folder {path.parent}")
-    if path.is_dir():
-        raise DatasetError(f"{path} is a folder: name a file")
+    check_writable(path)
     return path
-
-
-@contextmanager
-def no_room(where: Path | str) -> Iterator[None]:
-    """Words the error for a location that cannot be written."""
-    try:
-        yield
-    except TimeoutError:  # of a lock
-        raise
-    except OSError as error:
-        reason = error.strerror or first_line(error)
-        raise DatasetError(
-            f"{where} cannot be written ({reason}); finished parts are kept: the same command, run again, goes on"
-        ) from None
 
 
 def _parquet_writer(stream: Any) -> Any:

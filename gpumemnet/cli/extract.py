@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gpumemnet.atomic_files import write_output
+from gpumemnet.atomic_files import check_writable, write_output
 from gpumemnet.cli.options import (
     AsJson,
     BatchSize,
@@ -22,7 +22,6 @@ from gpumemnet.cli.options import (
     named_values,
     training_settings,
 )
-from gpumemnet.cli.output import check_writable
 from gpumemnet.extract.extraction import (
     DEADLINE_SECONDS,
     DEFAULT_GPU,

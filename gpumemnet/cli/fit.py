@@ -21,6 +21,7 @@ from gpumemnet.named.methods import (
     KERNELS,
     PARALLEL,
     PRECISIONS,
+    STATED,
 )
 from gpumemnet.units import GIB, format_bytes
 
@@ -44,6 +45,7 @@ _BAR: Final = 30
 
 
 def fit(
+    call: typer.Context,
     model: Annotated[
         str,
         typer.Argument(
@@ -65,9 +67,13 @@ def fit(
     batch_size: Annotated[
         int | None, typer.Option(metavar="N", help="Samples on one GPU; 1 by default.")
     ] = None,
-    accumulation: Annotated[
+    gradient_accumulation: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Batches for one step of the optimizer; 1 by default."),
+        typer.Option(
+            "--accumulation",
+            metavar="N",
+            help="Batches for one step of the optimizer; 1 by default.",
+        ),
     ] = None,
     gpu: Annotated[
         str | None,
@@ -133,21 +139,7 @@ def fit(
     """Tell whether fine-tuning a model fits a GPU, by the model's name."""
     from gpumemnet.named.fit import fit as ask
 
-    stated = {
-        "method": method,
-        "sequence_length": sequence_length,
-        "resolution": resolution,
-        "batch_size": batch_size,
-        "gradient_accumulation": accumulation,
-        "parallel": parallel,
-        "precision": precision,
-        "optimizer": optimizer,
-        "checkpointing": checkpointing,
-        "lora_rank": lora_rank,
-        "lora_target": lora_target,
-        "attention": attention,
-        "kernels": kernels,
-    }
+    stated = {name: call.params[name] for name in STATED}
     options = {name: value for name, value in stated.items() if value is not None}
     with shown_steps(model) as progress:
         answer = ask(

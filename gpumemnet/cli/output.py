@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final
 
 import typer
@@ -16,24 +14,6 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
-
-from gpumemnet.errors import InvalidRequestError
-
-
-def check_writable(path: Path, field: str = "out") -> None:
-    """Checks that a file can be written, before its content is computed.
-
-    Raises:
-        InvalidRequestError: when the folder does not exist or may not be written to, or ``path`` is
-            a folder.
-    """
-    folder = path.parent
-    if not folder.is_dir():
-        raise InvalidRequestError(f"the folder {folder} does not exist", field)
-    if path.is_dir():
-        raise InvalidRequestError(f"{path} is a folder", field)
-    if not os.access(folder, os.W_OK):
-        raise InvalidRequestError(f"the folder {folder} may not be written to", field)
 
 
 def print_json(document: object) -> None:

@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from gpumemnet.allocator.settings import parse_settings
-from gpumemnet.atomic_files import write_output
+from gpumemnet.atomic_files import check_writable, write_output
 from gpumemnet.cli.fit import OF_PLAN
 from gpumemnet.cli.options import (
     AllocatorConf,
@@ -34,7 +34,7 @@ from gpumemnet.cli.options import (
     result_option,
     training_settings,
 )
-from gpumemnet.cli.output import check_writable, print_facts, shown_steps
+from gpumemnet.cli.output import print_facts, shown_steps
 from gpumemnet.cli.trace import (
     COLOURS,
     Loss,

@@ -73,7 +73,9 @@ def predict(
     ] = "local",
     workers: Annotated[
         int | None,
-        typer.Option(metavar="N", help="With --out: processes; one for each core by default."),
+        typer.Option(
+            metavar="N", min=1, help="With --out: processes; one for each core by default."
+        ),
     ] = None,
     id_column: Annotated[
         str | None,

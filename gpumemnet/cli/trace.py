@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpumemnet.allocator.settings import parse_settings
-from gpumemnet.atomic_files import write_output
+from gpumemnet.atomic_files import check_writable, write_output
 from gpumemnet.cli.options import (
     AllocatorConf,
     BatchSize,
@@ -38,7 +38,6 @@ from gpumemnet.cli.options import (
 )
 from gpumemnet.cli.output import (
     UNKNOWN_SEARCH,
-    check_writable,
     print_columns,
     print_facts,
     shown_steps,

@@ -43,9 +43,9 @@ DTYPES: Final = (
     *("int64", "int32", "int16", "int8", "uint8", "bool"),
 )
 _SPEC: Final = re.compile(
-    r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>[0-9]+(?:x[0-9]+)*)(?::(?P<dtype>\w+))?", re.ASCII
+    r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>[0-9]{1,16}(?:x[0-9]{1,16})*)(?::(?P<dtype>\w+))?",
+    re.ASCII,
 )
-_DIMENSION_DIGITS: Final = 16
 _MISSING: Final = object()
 _OTHER_LANGUAGE: Final = re.compile(r"%%(?!time|capture)")
 _COMMAND: Final = re.compile(r"^(\s*)[!%].*")
@@ -78,8 +78,7 @@ def parse_input(text: str) -> InputSpec:
             f"must look like 3x224x224, 1024:int64 or mask=128:bool (no batch dimension), not {describe(text)}",
             "input",
         )
-    dimensions = match["shape"].split("x")
-    shape = tuple(int(d) if len(d) <= _DIMENSION_DIGITS else MAX_ELEMENTS + 1 for d in dimensions)
+    shape = tuple(map(int, match["shape"].split("x")))
     if 0 in shape or math.prod(shape) > MAX_ELEMENTS:
         raise InvalidRequestError(
             f"must have dimensions above 0 and at most 2**50 elements, not {describe(text)}",

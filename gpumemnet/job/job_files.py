@@ -56,13 +56,8 @@ def file_sha256(path: Path) -> str:
     Raises:
         DatasetError: when it is missing or cannot be read.
     """
-    try:
-        with path.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-    except FileNotFoundError:
-        raise DatasetError(f"{path} does not exist") from None
-    except OSError as error:
-        raise DatasetError(f"{path} cannot be read: {error.strerror}") from None
+    with open_bytes(str(path)) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def is_url(location: str) -> bool:
@@ -155,8 +150,6 @@ def open_parquet(location: str, *, as_dictionaries: bool = True) -> Iterator[Any
     pyarrow = import_pyarrow("reading Parquet")
     import pyarrow.parquet as pq
 
-    if not is_url(location) and not local_path(location).exists():
-        raise DatasetError(f"{location} does not exist")
     with open_bytes(location) as stream:
         try:
             metadata = pq.read_metadata(stream)

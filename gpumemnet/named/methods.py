@@ -276,6 +276,22 @@ class Method:
         return self.implementation if self.optimizer in ("adam", "adamw") else "default"
 
 
+STATED: Final = (
+    "method",
+    "sequence_length",
+    "resolution",
+    "batch_size",
+    "gradient_accumulation",
+    "parallel",
+    "precision",
+    "optimizer",
+    "checkpointing",
+    "lora_rank",
+    "lora_target",
+    "attention",
+    "kernels",
+)
+"""Fields of a method that a request may state, as the command line has options for them."""
 CHOICES: Final = {
     "method": METHODS,
     "precision": PRECISIONS,

@@ -84,9 +84,9 @@ def load_bundle(folder: str | Path) -> Bundle:
     if not folder.is_dir():
         raise BundleError(f"{folder}: no such bundle folder")
     contents = {name: _read(folder / name) for name in sorted(BUNDLE_FILES)}
-    sums = _parse_sums(contents[SUMS_FILE], folder)
+    sums = contents[SUMS_FILE].splitlines()
     for name in (MODEL_FILE, CARD_FILE):
-        if sums.get(name) != hashlib.sha256(contents[name]).hexdigest():
+        if _sum_line(name, contents[name]) not in sums:
             raise BundleError(
                 f"{folder / name}: its checksum differs from {SUMS_FILE}: the file was altered or cut short"
             )
@@ -128,11 +128,9 @@ def save_bundle(folder: str | Path, model: bytes, document: Mapping[str, Any]) -
     folder = Path(folder)
     check_replaceable(folder)
     card = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-    sums = "".join(
-        f"{hashlib.sha256(content).hexdigest()}  {name}\n"
-        for name, content in ((MODEL_FILE, model), (CARD_FILE, card))
-    ).encode()
-    return write_bundle(folder, {MODEL_FILE: model, CARD_FILE: card, SUMS_FILE: sums})
+    files = {MODEL_FILE: model, CARD_FILE: card}
+    sums = b"".join(_sum_line(*file) + b"\n" for file in files.items())
+    return write_bundle(folder, {**files, SUMS_FILE: sums})
 
 
 def write_bundle(folder: Path, files: Mapping[str, bytes]) -> Bundle:
@@ -246,11 +244,6 @@ def _read(path: Path) -> bytes:
         ) from None
 
 
-def _parse_sums(content: bytes, folder: Path) -> dict[str, str]:
-    sums = {}
-    for line in content.decode("utf-8", "replace").splitlines():
-        digest, separator, name = line.partition("  ")
-        if not separator or len(digest) != 64:
-            raise BundleError(f"{folder / SUMS_FILE}: not in the format of sha256sum")
-        sums[name] = digest
-    return sums
+def _sum_line(name: str, content: bytes) -> bytes:
+    """The line of ``sha256sum`` for a file."""
+    return f"{hashlib.sha256(content).hexdigest()}  {name}".encode()

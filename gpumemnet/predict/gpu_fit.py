@@ -7,6 +7,7 @@ share one prediction.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -24,7 +25,7 @@ from gpumemnet.gpu import (
 )
 from gpumemnet.job.job_table import Array, JobTable
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.predict.distribution import MAX_BINS, BinScheme
+from gpumemnet.predict.distribution import BinScheme
 from gpumemnet.units import MIB, ceil_mib
 
 if TYPE_CHECKING:
@@ -137,18 +138,14 @@ def fits_table(
     found: list[dict[int, Fit]] = [{} for _ in range(len(jobs))]
     for gpu, positions in alike(predictor, all_targets).items():
         amounts = sorted({all_targets[position].available_mib for position in positions})
-        for at in range(0, len(amounts), MAX_BINS - 1):
-            edges = AvailableMemory.of(amounts[at : at + MAX_BINS - 1])
-            edge_of = {amount: row for row, amount in enumerate(edges.amounts_mib)}
-            predictions = predictor.predict_table(jobs, bins=edges, gpu=gpu, **options)
-            below = np.minimum(np.cumsum(predictions.probabilities, axis=1), 1.0).tolist()
-            for row, memory in enumerate(memories_of(predictions)):
-                for position in positions:
-                    edge = edge_of.get(all_targets[position].available_mib)
-                    if edge is not None:
-                        found[row][position] = judged(
-                            all_targets[position], memory, below[row][edge]
-                        )
+        edges = AvailableMemory.of(amounts)
+        predictions = predictor.predict_table(jobs, bins=edges, gpu=gpu, **options)
+        below = np.minimum(np.cumsum(predictions.probabilities, axis=1), 1.0).tolist()
+        for row, memory in enumerate(memories_of(predictions)):
+            for position in positions:
+                asked = all_targets[position]
+                edge = bisect_left(amounts, asked.available_mib)
+                found[row][position] = judged(asked, memory, below[row][edge])
     return [tuple(answers[position] for position in range(len(all_targets))) for answers in found]
 
 
@@ -211,6 +208,9 @@ class AvailableMemory(BinScheme):
     """
 
     amounts_mib: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """There may be more of them than of bins that a response holds."""
 
     @classmethod
     def of(cls, amounts_mib: Sequence[int]) -> AvailableMemory:

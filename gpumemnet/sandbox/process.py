@@ -297,6 +297,7 @@ def _pipe() -> tuple[IO[bytes], IO[bytes]]:
 
 
 def _exit_reason(status: int) -> str:
+    """Why a process ended that has given no answer, by its exit status."""
     if status == -signal.SIGKILL:
         return "the system killed the process, most likely because it used too much memory"
     if status < 0:
@@ -550,8 +551,7 @@ def in_processes(
     """Call ``function`` with the arguments of each task in a pool of new processes, one for each
     core by default, and yield the results in order."""
     if tasks:
-        processes, context = workers or os.cpu_count() or 1, get_context("spawn")
-        with ProcessPoolExecutor(processes, context, _start_worker) as pool:
+        with ProcessPoolExecutor(workers, get_context("spawn"), _start_worker) as pool:
             yield from pool.map(function, *zip(*tasks, strict=True), chunksize=_CHUNK)
 
 

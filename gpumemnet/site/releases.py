@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -25,11 +24,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpumemnet.atomic_files import (
-    STAGING_PREFIX,
     Document,
     from_json,
     locked,
     read_file,
+    remove_staging,
     replace_file,
     sync_folder,
 )
@@ -335,20 +334,12 @@ class Registry:
     @contextmanager
     def _writing(self) -> Iterator[None]:
         """Hold the registry's lock; whatever lies in staging then is a killed writer's."""
+        busy = f"the registry {self.folder} is being written to by another process: try again"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with locked(self.folder / ".lock", LOCK_SECONDS):
-                for folder in (self.folder, self.folder / "bundles", self.folder / "releases"):
-                    for left in folder.glob(STAGING_PREFIX + "*"):
-                        if left.is_dir():
-                            shutil.rmtree(left)
-                        else:
-                            left.unlink()
+            with locked(self.folder / ".lock", LOCK_SECONDS, RegistryBusyError(busy)):
+                remove_staging(self.folder, self.folder / "bundles", self.folder / "releases")
                 yield
-        except TimeoutError:
-            raise RegistryBusyError(
-                f"the registry {self.folder} is being written to by another process: try again"
-            ) from None
         except OSError as error:
             where = f" ({error.filename})" if error.filename else ""
             raise RegistryError(

@@ -219,10 +219,6 @@ class ModelTracer:
         return replace(job, traced_peak_bytes=reserved_bytes)
 
 
-Line = tuple[int, float]
-"""Bytes at one batch size, and bytes per additional sample."""
-
-
 def skeleton(timeline: Timeline) -> tuple[list[int], list[tuple[str, str, str]]]:
     """Return events and storages of a run without sizes and without scratch memory, which depends
     on sizes."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -22,7 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpumemnet.atomic_files import STAGING_PREFIX, Document, locked, replace_file
+from gpumemnet.atomic_files import Document, locked, remove_staging, replace_file
 from gpumemnet.errors import BundleError, DatasetError
 from gpumemnet.job.job_files import file_sha256
 from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
@@ -301,18 +300,10 @@ def _champion(request: Request) -> tuple[str, tuple[Bundle, ...]]:
 @contextmanager
 def _locked_work_folder(work: Path) -> Iterator[None]:
     """Lock the work folder, and delete unfinished files of a killed run."""
-    try:
-        with locked(work / ".lock", 0.0):
-            for name in ("candidates", "stand-ins"):
-                for unfinished in (work / name).glob(".*"):
-                    shutil.rmtree(unfinished, ignore_errors=True)
-            for unfinished in work.glob(f"runs/*/{STAGING_PREFIX}*"):
-                unfinished.unlink(missing_ok=True)
-            yield
-    except TimeoutError:
-        raise RetrainingError(
-            f"another retraining is using {work}: wait for it, or give another --work"
-        ) from None
+    busy = f"another retraining is using {work}: wait for it, or give another --work"
+    with locked(work / ".lock", 0.0, RetrainingError(busy)):
+        remove_staging(work / "candidates", work / "stand-ins", *work.glob("runs/*"))
+        yield
 
 
 # What results depend on.

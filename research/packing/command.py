@@ -10,9 +10,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from gpumemnet.atomic_files import write_output
+from gpumemnet.atomic_files import check_writable, write_output
 from gpumemnet.cli.options import AsJson, Bundles, Coverage, Encoder, Seed, input_file
-from gpumemnet.cli.output import check_writable, print_columns
+from gpumemnet.cli.output import print_columns
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.predict.gpu_fit import MAX_FREE_MIB
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE

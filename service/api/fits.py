@@ -20,24 +20,11 @@ from gpumemnet.named.catalogue import (
     search_names,
     unknown_model,
 )
-from gpumemnet.named.methods import CHOICES, COUNTS, Method
+from gpumemnet.named.methods import CHOICES, COUNTS, STATED, Method
 
 from .handlers import read_query, read_request
 from .schemas import OneOf, Schema, attribute_descriptions, described
 
-OPTIONS: Final = (
-    *(
-        "method",
-        "sequence_length",
-        "resolution",
-        "batch_size",
-        "gradient_accumulation",
-        "precision",
-    ),
-    *("optimizer", "checkpointing", "lora_rank", "lora_target", "attention", "kernels"),
-    *("gpus", "parallel"),
-)
-"""Fields of a method that a request may state: those that the command line has options for."""
 MAX_NAMES: Final = 20
 """Most names in one answer to a search."""
 MAX_TEXT: Final = 200
@@ -49,7 +36,7 @@ _REMEDY: Final = "send its config.json as `config` instead; /v1/fit/models lists
 def _options() -> dict[str, Any]:
     hints, descriptions = get_type_hints(Method), attribute_descriptions(Method)
     found: dict[str, Any] = {}
-    for name in OPTIONS:
+    for name in (*STATED, "gpus"):
         hint = hints[name]
         if name in CHOICES:
             hint = Annotated[str, OneOf(CHOICES[name])]
@@ -137,7 +124,7 @@ def fit_document(body: bytes) -> Document:
     gpu = request.gpu
     if gpu is not None and gpu.endswith(".json"):
         raise InvalidRequestError("must be a name in /v1/gpus", "gpu")
-    stated = {name: getattr(request, name) for name in OPTIONS}
+    stated = {name: getattr(request, name) for name in (*STATED, "gpus")}
     options = {name: value for name, value in stated.items() if value is not None}
     try:
         answer = named.fit(_model(request), gpu=gpu, **options)

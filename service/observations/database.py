@@ -239,9 +239,9 @@ def _migrate(engine: Engine) -> None:
     """Make the tables, or change them to the newest revision, in one transaction."""
     with ExitStack() as stack:
         if engine.dialect.name == "sqlite":
-            stack.enter_context(
-                locked(Path(f"{engine.url.database}.migration-lock"), MIGRATION_SECONDS)
-            )
+            lock = Path(f"{engine.url.database}.migration-lock")
+            busy = TimeoutError("another process is making its tables")
+            stack.enter_context(locked(lock, MIGRATION_SECONDS, busy))
             with engine.connect() as outside:  # a transaction cannot change it
                 outside.connection.execute("PRAGMA journal_mode = WAL")
         connection = stack.enter_context(engine.begin())

@@ -25,6 +25,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from gpumemnet.errors import first_line
 from gpumemnet.extract.checkpointing import checkpoint_calls
 from gpumemnet.torch_private import compiler as names
 from gpumemnet.torch_private.names import (
@@ -169,7 +170,7 @@ class Compiler:
                     self._starting((args, kwargs))
                 return result
             except Exception as error:
-                compile_parts(_first_line(error))
+                compile_parts(first_line(getattr(error, "inner_exception", error)))  # of a backend
             return function(*args, **kwargs)
 
         return run
@@ -230,7 +231,7 @@ class Compiler:
                 except Exception as error:
                     if not returned:
                         raise
-                    failed(_first_line(error))
+                    failed(first_line(error))
                     return [layout and self._allocate(*layout) for layout in returned]
 
         return names.boxed(run)
@@ -276,8 +277,3 @@ def _has_children(module: nn.Module) -> bool:
 
 def _name(function: Function) -> str:
     return str(getattr(function, "__qualname__", "a function"))
-
-
-def _first_line(error: Exception) -> str:
-    within = str(getattr(error, "inner_exception", error))  # of a backend
-    return next(iter(within.strip().splitlines()), type(error).__name__)

@@ -284,7 +284,7 @@ def test_files_that_cannot_be_read_are_one_sentence(tmp_path: Path) -> None:
         ("nothing.parquet", "out.parquet", "jobs: nothing.parquet does not exist"),
         ("*.csv", "out.parquet", "jobs: *.csv: no file has such a name"),
         ("jobs.parquet", "out.xlsx", "out: out.xlsx must end in"),
-        ("jobs.parquet", "nowhere/out.csv", "there is no folder nowhere"),
+        ("jobs.parquet", "nowhere/out.csv", "out: the folder nowhere does not exist"),
         ("jobs.parquet", "jobs.parquet", "jobs.parquet is one of the inputs"),
         ("gopher://jobs.csv", "out.csv", "fsspec knows no store called gopher"),
     ],
@@ -304,7 +304,6 @@ def test_places_that_cannot_be(
     ("options", "says"),
     [
         (["--coverage", "2"], "coverage: must be between"),
-        (["--workers", "0"], "workers: must be at least 1"),
         (["--engine", "spark"], "engine: must be one of local, ray"),
         (["--json"], "do not go with --out"),
     ],

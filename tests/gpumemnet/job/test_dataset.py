@@ -136,7 +136,7 @@ def _other_key(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        (Path.unlink, "does not exist"),
+        (Path.unlink, "cannot be read: No such file"),
         (_truncate, "no whole Parquet file"),
         (lambda path: path.write_text("family,batch\n"), "no whole Parquet file"),
         (_other_version, "has dataset version 99, and this version of gpumemnet reads 1: upgrade"),

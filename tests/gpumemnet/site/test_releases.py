@@ -196,7 +196,7 @@ def test_a_second_writer_waits_and_says_so_in_the_end(
     add_release(registry, tmp_path, "r1")
     monkeypatch.setattr("gpumemnet.site.releases.LOCK_SECONDS", 0.1)
     impatient = Registry(registry.folder)
-    with locked(registry.folder / ".lock", 1):
+    with locked(registry.folder / ".lock", 1, TimeoutError()):
         with pytest.raises(RegistryBusyError, match="another process"):
             impatient.set_champion("r1", by="", reason="")
         assert impatient.aliases().champion == SHIPPED  # readers do not wait

@@ -359,7 +359,9 @@ def test_an_empty_dataset_is_an_error_only_when_it_is_alone(site: Site, tmp_path
 
 
 def test_a_missing_file_is_one_sentence(site: Site, tmp_path: Path) -> None:
-    assert "gone.parquet does not exist" in refused(site, "--dataset", tmp_path / "gone.parquet")
+    assert "gone.parquet cannot be read: No such file" in refused(
+        site, "--dataset", tmp_path / "gone.parquet"
+    )
 
 
 def test_a_damaged_registry_is_one_sentence(site: Site) -> None:
@@ -383,7 +385,7 @@ def test_a_missing_registry_is_one_sentence() -> None:
 
 def test_two_runs_in_one_folder_are_refused(site: Site) -> None:
     site.work.mkdir(exist_ok=True)
-    with locked(site.work / ".lock", 1.0):
+    with locked(site.work / ".lock", 1.0, TimeoutError()):
         status, said = site.run()
     assert status == 1
     assert "another retraining is using" in said

@@ -239,7 +239,11 @@ def test_a_missing_dataset_and_an_unknown_encoder_are_refused(
     out = ("--out", tmp_path / "bundles")
     zoo = DATASETS / "published_real_models_a100.parquet"
     for said, arguments in {
-        "none.parquet does not exist": ("evaluate", "--dataset", tmp_path / "none.parquet"),
+        "none.parquet cannot be read: No such file": (
+            "evaluate",
+            "--dataset",
+            tmp_path / "none.parquet",
+        ),
         "must be one of mlp, transformer, not 'rnn'": ("train", "--encoder", "rnn", *out),
         "no whole Parquet file": ("train", "--dataset", tmp_path / "x.parquet", *out),
         "holds no row to train on": ("train", "--dataset", zoo, *out),
