@@ -3,7 +3,6 @@ exit code 2."""
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from typing import Annotated, Final
 
 import typer
 
-from gpumemnet.atomic_files import check_writable, write_output
+from gpumemnet.atomic_files import check_writable, json_bytes, write_output
 from gpumemnet.cli.commands import run
 from gpumemnet.cli.options import AsJson
 from gpumemnet.cli.output import print_result, progress_bar
@@ -171,7 +170,7 @@ def probe_gpu(
     check_writable(out)
     [meter, *_] = visible_meters()
     document = probe_device(meter)
-    write_output(out, (json.dumps(document, indent=1) + "\n").encode())
+    write_output(out, json_bytes(document))
     found = document["profile"]
     text = (
         f"context after training steps: {format_bytes(found['context_bytes'])}\n"

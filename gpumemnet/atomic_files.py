@@ -44,6 +44,11 @@ def read_file(path: Path, most_bytes: int) -> bytes:
     return content
 
 
+def json_bytes(document: object) -> bytes:
+    """A document as files hold it that people may read: indented JSON in UTF-8."""
+    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+
+
 def replace_file(path: Path, content: bytes) -> None:
     """Replace ``path`` by ``content`` atomically: a reader sees the old file or the new one.
 

@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from gpumemnet.allocator.settings import parse_settings
-from gpumemnet.atomic_files import check_writable, write_output
+from gpumemnet.atomic_files import check_writable, json_bytes, write_output
 from gpumemnet.cli.fit import OF_PLAN
 from gpumemnet.cli.options import (
     AllocatorConf,
@@ -182,8 +182,7 @@ def plan(
         if answer.plan is None:
             typer.echo("there is no plan to write", err=True)
         else:
-            document = json.dumps(plan_to_dict(answer.plan), indent=2) + "\n"
-            write_output(out, document.encode())
+            write_output(out, json_bytes(plan_to_dict(answer.plan)))
     if as_json:
         typer.echo(json.dumps(plan_answer_to_dict(answer)))
     else:

@@ -23,7 +23,6 @@ has no effect.
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -35,7 +34,13 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from gpumemnet.atomic_files import STAGING_PREFIX, read_file, replace_file, sync_folder
+from gpumemnet.atomic_files import (
+    STAGING_PREFIX,
+    json_bytes,
+    read_file,
+    replace_file,
+    sync_folder,
+)
 from gpumemnet.errors import BundleError, first_line
 from gpumemnet.predict.bundle_card import BundleCard, parse_card
 from gpumemnet.predict.features import FEATURE_NAMES, SEQUENCE_COLUMNS
@@ -127,8 +132,7 @@ def save_bundle(folder: str | Path, model: bytes, document: Mapping[str, Any]) -
     """
     folder = Path(folder)
     check_replaceable(folder)
-    card = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-    files = {MODEL_FILE: model, CARD_FILE: card}
+    files = {MODEL_FILE: model, CARD_FILE: json_bytes(document)}
     sums = b"".join(_sum_line(*file) + b"\n" for file in files.items())
     return write_bundle(folder, {**files, SUMS_FILE: sums})
 

@@ -26,6 +26,7 @@ from typing import Any, Final
 from gpumemnet.atomic_files import (
     Document,
     from_json,
+    json_bytes,
     locked,
     read_file,
     remove_staging,
@@ -390,12 +391,7 @@ def _read(path: Path) -> Document | None:
 
 def _document(content: Mapping[str, Any]) -> bytes:
     try:
-        return (
-            json.dumps(
-                {"format": FORMAT, **content}, indent=2, ensure_ascii=False, allow_nan=False
-            ).encode()
-            + b"\n"
-        )
+        return json_bytes({"format": FORMAT, **content})
     except (TypeError, ValueError) as error:
         raise RegistryError(f"what is said of it is no JSON object in UTF-8 ({error})") from None
 

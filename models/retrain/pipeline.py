@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpumemnet.atomic_files import Document, locked, remove_staging, replace_file
+from gpumemnet.atomic_files import Document, json_bytes, locked, remove_staging, replace_file
 from gpumemnet.errors import BundleError, DatasetError
 from gpumemnet.job.job_files import file_sha256
 from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
@@ -74,8 +74,7 @@ def retrain(request: Request, progress: Progress = lambda what, share: None) -> 
             made = _Retraining(request, bundles, hashes, key, progress).document()
             document = {"champion": champion, **made}
             report.parent.mkdir(parents=True, exist_ok=True)
-            text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
-            replace_file(report, text.encode() + b"\n")
+            replace_file(report, json_bytes(document))
         else:
             progress("nothing has changed since this report was made", 1.0)
         document["champion"] = champion  # the same models may have another name now
