@@ -110,12 +110,6 @@ def rounded(width: float, granule: int) -> int:
     return max(granule, int(width / granule + 0.5) * granule)
 
 
-def norm_groups(channels: int) -> int:
-    """Groups of a group norm: 32, the default of its authors (Wu & He, arXiv 1803.08494), or as
-    many as divide the channels."""
-    return math.gcd(MAX_NORM_GROUPS, channels)
-
-
 def spread(blocks: int, stages: int, profile: str) -> tuple[int, ...]:
     """Blocks of each stage, at least one: ``even``, ``middle`` (most in the last but one, as in
     ResNet) or ``late`` (growing)."""

@@ -11,6 +11,7 @@ bring the map of classes back to the image's size, the stem's part of it by inte
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -22,10 +23,10 @@ from .cnn import (
     DENSE_PREDICTION,
     FLATTENED_SIDE,
     MAX_HIDDEN,
+    MAX_NORM_GROUPS,
     STEM_REDUCTION,
     CnnArchitecture,
     granule_of,
-    norm_groups,
     rounded,
 )
 
@@ -382,7 +383,7 @@ def _norm(cnn: CnnArchitecture, channels: int) -> Modules:
     if cnn.norm == "batch_norm":
         return [nn.BatchNorm2d(channels)]
     if cnn.norm == "group_norm":
-        return [nn.GroupNorm(norm_groups(channels), channels)]
+        return [nn.GroupNorm(math.gcd(MAX_NORM_GROUPS, channels), channels)]
     return [ChannelNorm(channels)] if cnn.norm == "layer_norm" else []
 
 

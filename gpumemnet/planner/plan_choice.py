@@ -154,16 +154,11 @@ class _Tries:
     smallest: Simulation | None = None
     nearest_choices: Indices | None = None
     _least_excess: float = np.inf
-    _seen: dict[bytes, Simulation] = field(default_factory=dict)
+    seen: dict[bytes, Simulation] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.limit_bytes = self.budget_bytes - outside_bytes(self.step)
         self.events = len(self.step.timeline.events)
-
-    @property
-    def replayed_events(self) -> int:
-        """Number of the recorded events that the checks so far replayed."""
-        return len(self._seen) * self.events
 
     def fits(self, result: Simulation) -> bool:
         """Whether a plan stays within the budget and the host memory."""
@@ -175,11 +170,11 @@ class _Tries:
     def simulate(self, choices: Indices) -> Simulation:
         """Check a plan, and remember it if it is the best so far."""
         key = choices.tobytes()
-        if key not in self._seen:
-            self._seen[key] = simulate(
+        if key not in self.seen:
+            self.seen[key] = simulate(
                 self.step, self.machine, decisions_of(self.step, choices), chain=self.chain
             )
-        result = self._seen[key]
+        result = self.seen[key]
         excess = result.process_bytes - self.budget_bytes
         if 0 < excess < self._least_excess:
             self._least_excess, self.nearest_choices = excess, choices
@@ -242,7 +237,7 @@ def _search(tries: _Tries, chain: Chain, search: Search, keep: Simulation) -> No
             limit = min(limit + unused, (limit + high) / 2)
         else:  # the same plan would be found down to its own peak
             high = min(high, float(chain.peak_bytes(found.choices[None])[0]))
-            middle = (high + low) / 2 if tries.replayed_events < _SEARCH_EVENTS else low
+            middle = (high + low) / 2 if len(tries.seen) * tries.events < _SEARCH_EVENTS else low
             limit = high + farther * unused if high + farther * unused > low else middle
             if search is not _exact:  # which finds other plans near by
                 farther *= 2  # gaps in the allocator may grow while the limit falls

@@ -17,9 +17,9 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import inf
 from traceback import walk_stack
-from types import FrameType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -35,6 +35,8 @@ RISES: Final = 2
 is the number of a loop over a range, or where the code adds to it."""
 SMALL_BYTES: Final = 2**16
 """What a round of training may leave that is nothing new, such as a loss or a mask in a list."""
+CALM_ROUNDS: Final = 16
+"""Rounds that bring nothing new, after which a loop may be left that does not train."""
 _AHEAD: Final = 100_000
 """How many later numbers of a counter are tried."""
 _POWERS: Final = 50
@@ -134,6 +136,41 @@ class _Condition:
         return (number + 2**each for each in powers)
 
 
+@dataclass(slots=True)
+class _Asked:
+    """A condition on numbers that the rounds of a loop ask for.
+
+    Attributes:
+        leaves: whether what follows leaves the loop.
+        holds_at: tells whether it holds.
+        met: number of a round → the condition's numbers, and what it was.
+    """
+
+    leaves: bool
+    holds_at: Function
+    met: dict[int, tuple[tuple[Any, ...], Any]] = field(default_factory=dict)
+
+    def answers(self) -> Callable[[int], Any]:
+        """Return what tells whether it holds in a round; ``None`` if its numbers do not rise from round
+        to round as in the first two."""
+        start, after, *_ = before = [*self.met, 0, 0]
+        first, second = (self.met.get(each, [()])[0] for each in (start, after))
+
+        def given(number: int) -> list[Any]:
+            later = number - start
+            return [*map(lambda a, b: a + later * (b - a) // (after - start), first, second)]
+
+        def answer(number: int) -> Any:
+            if number in self.met:
+                return self.met[number][1]
+            with suppress(Exception):  # of numbers that the script never has
+                if [*self.met[before[-4]][0]] == given(before[-4]):  # not the last one of an epoch
+                    return self.holds_at(*given(number))
+            return None
+
+        return answer
+
+
 class Later(NamedTuple):
     """What later rounds of a loop leave whose last two rounds left as much.
 
@@ -158,6 +195,7 @@ class Running:
     Attributes:
         numbers: those of a range, also where a bar shows them.
         steps: optimizer steps before it.
+        frame: identity of that which runs it.
         given: how many of them were given; the last one is that of this round.
         wanted, found: which of the numbers make a condition other than it was so far, and all of them.
         rare: those of conditions that the last two numbers leave as they were.
@@ -166,6 +204,7 @@ class Running:
 
     numbers: Sequence[int]
     steps: int
+    frame: int = 0
     given: int = 0
     wanted: set[int] = field(default_factory=set)
     found: set[int] = field(default_factory=set)
@@ -225,15 +264,19 @@ class Running:
     moved: set[int] = field(default_factory=set)
     """How many numbers its rounds moved to the GPU for their first model, if it is over a range."""
 
-    ends: dict[Hashable, tuple[int, Callable[[int], bool]]] = field(default_factory=dict)
-    """Place of a condition that leaves it → its frame, and whether it holds so many rounds later."""
+    asks: dict[Hashable, _Asked] = field(default_factory=dict)
+    """Conditions on numbers that its rounds ask for."""
 
-    def rounds_left(self, frame: FrameType, most: int) -> int:
-        """Return after how many more rounds code of ``frame`` leaves the loop, at most."""
-        ends = [each for of, each in self.ends.values() if of == id(frame)]
-        with suppress(Exception):  # of numbers that the script never has
-            return next(more for more in range(1, most) if any(end(more) for end in ends))
-        return most
+    def rounds_left(self, most: int) -> int:
+        """Return after how many more rounds one of its conditions leaves it, at most."""
+        ends = [each.answers() for each in self.asks.values() if each.leaves]
+        left = range(1, most)
+        return next((more for more in left if any(end(self.given + more) for end in ends)), most)
+
+    def kinds(self) -> Callable[[int], tuple[str, ...]]:
+        """Return what tells the answers of all others in a round, on which may depend what it gathers."""
+        others = [each.answers() for each in self.asks.values() if not each.leaves]
+        return lambda number: tuple(str(answer(number)) for answer in others)
 
     def want(self, is_other: Callable[[int], bool]) -> bool:
         """Want the numbers that make a condition other than it was, if they are few, else the first
@@ -298,6 +341,8 @@ class Counters:
         """What was taken the other way before its time → after how many events."""
         self._bests: dict[str, float] = {}
         """Comparisons with the best so far → the step at which one was first asked for."""
+        self._read: defaultdict[Hashable, list[int]] = defaultdict(list)
+        """Place and step → the events at which a value was read there."""
         self.sizes: dict[str, float] = {}
         """Place of a condition on the length of something that grows → steps before it is other."""
 
@@ -342,8 +387,23 @@ class Counters:
             collection: that a number is looked for in; ``None`` in other conditions.
             given: the variables that it compares.
         """
-        holds = holds_at(*given)
-        asked = about, sys._getframe(2).f_lineno
+        answer = self._answer((about, sys._getframe(2).f_lineno), holds_at, collection, given)
+        if self.running and {*map(type, given)} <= _NUMBERS:
+            loop = self.running[-1]
+            leaves = about[1] and id(sys._getframe(1)) == loop.frame
+            rounds = loop.asks.setdefault(about, _Asked(leaves, holds_at)).met
+            rounds[loop.given] = given, answer
+        return answer
+
+    def _answer(
+        self,
+        asked: tuple[tuple[Any, ...], int],
+        holds_at: Function,
+        collection: Any,
+        given: tuple[Any, ...],
+    ) -> Any:
+        """Return what :meth:`condition` does; one that is asked for at several places is several."""
+        about, holds = asked[0], holds_at(*given)
         if asked in self._vary:
             self._in_vain[about[0]] += 1
             return holds
@@ -365,15 +425,6 @@ class Counters:
         if known.now > values not in (known.first, firsts) and times == _FEW:
             self._vary.add(asked)  # no counter falls within a step, other than to its first value
             self.waiting.pop(known.line, None)
-        are_plain = {*map(type, given)} <= _NUMBERS
-        if known.leaves and holds is False and self.running and known.now and are_plain:
-            before = known.now
-            self.running[-1].ends[asked] = (
-                id(sys._getframe(1)),
-                lambda more: holds_at(
-                    *(now + more * (now - last) for now, last in zip(given, before, strict=True))
-                ),
-            )
         known.now = values
         counter = 0
 
@@ -478,6 +529,19 @@ class Counters:
         if is_best:
             self._bests[place] = inf
         return is_best
+
+    def is_still(self, place: str) -> bool:
+        """Whether the last two rounds of a loop, each of which asks at ``place`` for a value, did the
+        same on the GPU and left nothing: it may end, as one does that comes to a fixed point."""
+        asked = self._read[place, self.progress.trained()]
+        asked.append(self._recorder.now())
+        if len(asked) < CALM_ROUNDS:
+            return False
+        first, second = (self._recorder.changes(*events) for events in pairwise(asked[-3:]))
+        is_still = bool(first) and first == second and not sum(first)
+        if is_still:
+            asked.clear()
+        return is_still
 
     def _rounds_left(self) -> float:
         """Return how many rounds are left of loops over ranges, if all that run are such loops."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from functools import cache, partial
 from types import FrameType
@@ -31,24 +31,38 @@ _MOST_NAMES: Final = 64
 _LEVELS: Final = 4
 _MOST_VALUES: Final = 256
 """How deep they are looked for, and among how many values at each depth."""
-_KINDS: Final = (list, dict, defaultdict, OrderedDict)
+_KINDS: Final = (list, dict, defaultdict, OrderedDict, deque)
 _MOST_COPIES: Final = 2**12
 """Most copies that are made on the GPU; further entries are the last one."""
 _MOST_ENTRIES: Final = 2**20
+_MOST_KINDS: Final = 4
+_MOST_ROUNDS: Final = 2**14
+"""Rounds of which each is asked for its kind; others are as these."""
 SHRINKS: Final = ("clear", "pop", "remove")
 """Methods by which a loop makes a list shorter, perhaps in a later round."""
 
 
 class Gathered:
-    """Lists and dictionaries that each round of a loop makes longer."""
+    """Lists and dictionaries that rounds of a loop make longer.
 
-    def __init__(self) -> None:
-        self._lengths: dict[int, tuple[int, int]] = {}
-        """Identity of a list → its length after the last round, and by how much that rose."""
-        self._before: dict[int, tuple[int, int]] = {}
-        """The same after the round before."""
-        self._number = 0
-        """That of the round."""
+    Args:
+        kinds: returns what tells of what kind a round is: those of one kind add as much.
+        before: what the last ones of a kind added to a list, as the loop ran before.
+    """
+
+    def __init__(
+        self,
+        kinds: Callable[[], Callable[[int], Hashable]],
+        before: dict[tuple[int, Hashable], list[int]],
+    ) -> None:
+        self._kinds, self._before = kinds, before
+        self._lengths: dict[int, int] = {}
+        """Identity of a list → its length after the last round."""
+        self._since: dict[int, int] = {}
+        self._rises = defaultdict[int, Counter[int]](Counter)
+        """The same → the round before which it was met, and rounds → by how much they made it longer."""
+        self._number = -1
+        """That of the last round."""
 
     def learn(self, frame: FrameType, number: int) -> None:
         """Learn from a round that has ended.
@@ -58,57 +72,65 @@ class Gathered:
             number: that of the round, 0 before the first; some are left out, which do nothing on the
                 GPU.
         """
-        known = self._lengths if number == self._number + 1 else {}
-        self._number, self._before = number, self._lengths
-        self._lengths = {
-            id(each): (len(each), len(each) - known.get(id(each), (len(each), 0))[0])
-            for each in lists_of(frame)
-        }
+        if number == self._number:
+            return
+        if number != self._number + 1:
+            self._lengths, self._since = {}, {}
+        for each in lists_of(frame):
+            self._rises[id(each)][number] = len(each) - self._lengths.get(id(each), len(each))
+            self._since.setdefault(id(each), number)
+            self._lengths[id(each)] = len(each)
+        self._number = number
+
+    def first_of_kinds(self, numbers: range) -> list[int]:
+        """Return the first round of some kinds."""
+        kind_of = self._kinds()
+        first = {kind_of(each): each for each in numbers[:_MOST_ROUNDS][::-1]}
+        return sorted(first.values())[:_MOST_KINDS]
 
     def go_on(
-        self, frame: FrameType, number: int, rounds: int, *, but_tensors: bool = False
+        self,
+        frame: FrameType,
+        number: int,
+        rounds: int,
+        *,
+        but_tensors: bool = False,
     ) -> None:
-        """Add what ``rounds`` more would, where the last two have added as many entries.
+        """Add what ``rounds`` more would: as many entries as the last but one of their kind has added,
+        and the last one no more, which may be the smaller end of an epoch.
 
         Args:
             frame: as in :meth:`learn`.
-            number: that of the last round, from which nothing was learnt yet.
+            number: that of the last round.
             rounds: those that are left out.
             but_tensors: whether lists of tensors stay as they are: what rounds leave tells what they keep,
                 or the loop may make them shorter later.
         """
-        if number != self._number + 1:
-            return
-        self._number += rounds + 1
+        self.learn(frame, number)
+        left = range(number + 1, number + 1 + rounds)[:_MOST_ROUNDS]
+        kind_of = self._kinds()
+        kinds, known = Counter(map(kind_of, left)), [*map(kind_of, range(number + 1))]
         for each in lists_of(frame):
-            length, rise = self._lengths.get(id(each), (len(each), 0))
-            if number == 1:  # which follows no other round
-                rise = len(each) - length
-            self._lengths[id(each)] = len(each) + rounds * rise, rise
-            entries = [*each.values()] if isinstance(each, dict) else each
-            is_other = but_tensors and tensors_in(entries[-rise:])
-            if rise == len(each) - length and not is_other:
-                _add(each, rise, rounds)
-
-    def end(self, frame: FrameType, rounds: int) -> None:
-        """Add what the ``rounds`` would that a data loader has left out; its last batch was the last
-        one of an epoch, which may be smaller.
-
-        Args:
-            frame: as in :meth:`learn`.
-            rounds: those that are left out.
-        """
-        for each in lists_of(frame):
-            length, rise = self._lengths.get(id(each), (0, 0))
-            # The rise of the first round is not known.
-            before = rise if self._number == 2 else self._before.get(id(each), (0, 0))[1]
-            if length == len(each) and 0 < rise <= before:
-                _add(each, before, rounds)
+            numbers = range(self._since.get(id(each), number) + 1, number + 1)
+            rises, of_kind = self._rises[id(each)], defaultdict[Hashable, list[int]](list)
+            for before in numbers:
+                of_kind[known[before]].append(rises[before])
+            for kind, count in kinds.items():
+                found = of_kind[kind] or self._before.get((id(each), kind))
+                found = found or [rises[before] for before in numbers]
+                if kind:
+                    self._before[id(each), kind] = found[-2:]
+                rise, last = [0, 0, *found[:1], *found][-2:]
+                entries = [*each.values()] if isinstance(each, dict) else [*each]
+                if 0 < last <= rise and not (but_tensors and tensors_in(entries[-rise:])):
+                    _add(each, rise, count * rounds // len(left))
+            self._lengths[id(each)] = len(each)
+        self._number += rounds
 
 
-def _add(entries: list[Any] | dict[Any, Any], rise: int, rounds: int) -> None:
-    """Add copies of the last ``rise`` entries for each of ``rounds``; to a dictionary, whose keys are
-    numbers of samples, for those that it has not."""
+def _add(entries: Any, rise: int, rounds: int) -> None:
+    """Add copies of the last ``rise`` entries for each of ``rounds``, to a queue until it is full; to a
+    dictionary, whose keys are numbers of samples, for those that it has not."""
     if not 0 < rise * rounds <= _MOST_ENTRIES:
         return
     if isinstance(entries, dict):
@@ -118,8 +140,11 @@ def _add(entries: list[Any] | dict[Any, Any], rise: int, rounds: int) -> None:
             _add(values, 1, len(left))
             entries.update(zip(left, values[1:], strict=True))
         return
-    shared = {*map(storage_id, tensors_in(entries[:-rise]))}
-    last, copies = entries[-rise:], range(min(rounds, _MOST_COPIES // rise))
+    if isinstance(entries, deque) and entries.maxlen is not None:
+        rounds = min(rounds, (entries.maxlen - len(entries)) // rise)
+    values = [*entries]
+    shared = {*map(storage_id, tensors_in(values[:-rise]))}
+    last, copies = values[-rise:], range(min(rounds, _MOST_COPIES // rise))
     for _ in copies:
         entries += tree_map_only(Tensor, partial(_copied, shared, {}), last)
     entries += last * (rounds - len(copies))
@@ -159,7 +184,7 @@ def _held(value: Any) -> Iterable[Any]:
     """Return what a small dictionary, a list of objects of the user's, or such an object holds."""
     if type(value) is list:
         return value if 0 < len(value) <= _MOST_NAMES and _is_users(value[0].__class__) else ()
-    if type(value) in _KINDS:
+    if isinstance(value, dict):
         return [*value.values()] if len(value) <= _MOST_NAMES else ()
     return (
         [*vars(value).values()] if _is_users(value.__class__) and hasattr(value, "__dict__") else ()
@@ -171,16 +196,6 @@ def _is_users(kind: Any) -> bool:
     """Whether the user's code has this class, or it gathers as one of ``torchmetrics``."""
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     return hasattr(kind, "add_state") or (file is not None and is_user_code(file))
-
-
-def fill_queues(steps: int, rounds: int) -> None:
-    """Add what ``rounds`` that a data loader has left out would to queues of a longest length, to which
-    each of the ``steps`` of training so far has added one entry."""
-    for each in gc.get_objects():
-        if type(each) is deque and each.maxlen is not None and 0 < len(each) == steps < each.maxlen:
-            entries = [*each]
-            _add(entries, 1, min(rounds, each.maxlen - steps))
-            each.extend(entries[steps:])
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.machinery import SourceFileLoader
-from itertools import count, islice, pairwise, takewhile
+from itertools import count, islice, takewhile
 from pathlib import Path
 from threading import current_thread, main_thread
 from time import monotonic, process_time
@@ -51,6 +51,7 @@ from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.script import changed_code as code
 from gpumemnet.tracing.script.branches import is_guarded
 from gpumemnet.tracing.script.counters import (
+    CALM_ROUNDS,
     OFTEN,
     RISES,
     SMALL_BYTES,
@@ -64,7 +65,6 @@ from gpumemnet.tracing.script.gathered import (
     SHRINKS,
     Gathered,
     Queues,
-    fill_queues,
     lists_of,
 )
 from gpumemnet.tracing.script.longest_batch import (
@@ -87,8 +87,6 @@ _TRAINERS: Final = (
     "ultralytics/engine/trainer.py",
 )
 """Files of libraries whose loops train as a user's do: no loader tells them that an epoch ends."""
-_CALM_ROUNDS: Final = 16
-"""Rounds that bring nothing new, after which a loop may be left that does not train."""
 _CALM_ROUNDS_OF_TRAINING: Final = 3
 _MANY: Final = 8
 """Rounds that must be left of such a loop whose rounds each make an optimizer, for it to be left."""
@@ -147,8 +145,8 @@ class Loops:
         self._recorder, self._counters, self._progress = recorder, counters, counters.progress
         self._generates, self._number_of, self._ends = generates, number_of, ends
         self._running, self.ahead = counters.running, LookAhead(recorder, counters)
-        self._asks: defaultdict[Hashable, list[int]] = defaultdict(list)
-        """Place and step → the events at which a value was read there."""
+        self._gathered = defaultdict[str, dict[tuple[int, Hashable], list[int]]](dict)
+        """Place of a loop → what :class:`Gathered` knows of it."""
         self._queues, self.queues = Queues(), Counter[str]()
         """Queues of a longest length → bytes that they will hold more."""
         self.kept = Counter[str]()
@@ -229,12 +227,12 @@ class Loops:
         start = event = self._recorder.now()
         second, (steps, made) = process_time(), progress.trained()
         is_range = isinstance(numbers, range) and not is_numbered
-        loop = Running(numbers if is_range else (), steps, grown=[start])
+        loop = Running(numbers if is_range else (), steps, id(sys._getframe(1)), grown=[start])
         loop.batches = (
             numbers if isinstance(numbers, list | tuple) and place not in self._walked else ()
         )
-        gathered = Gathered()
-        if progress.has_trained:  # it may be left after its first round
+        gathered = Gathered(loop.kinds, self._gathered[place])
+        if progress.has_stepped:  # it may be left after its first round
             gathered.learn(sys._getframe(1), 0)
         loaded = progress.batches()
         self._running.append(loop)
@@ -314,12 +312,12 @@ class Loops:
                     if progress.has_stepped:
                         seconds = _LESS_SECONDS
                     elif spent > seconds and not is_on_host and self._may_train(place):
-                        self._waits |= calm >= _CALM_ROUNDS
+                        self._waits |= calm >= CALM_ROUNDS
                         is_inner = loop is not self._running[0]
                         seconds = _MORE_SECONDS if is_inner else _MOST_SECONDS
                     # A generation grows with each round; it comes again after the first steps.
                     seconds = max(seconds, _MORE_SECONDS if keeps else 0)
-                    is_calm = calm >= _CALM_ROUNDS and not (
+                    is_calm = calm >= CALM_ROUNDS and not (
                         progress.has_stepped and loop.ends_itself
                     )
                     is_known = ends is not False or loop.left is not None
@@ -331,15 +329,15 @@ class Loops:
                         is_over = is_early or left * (second - before[0]) > _REST_SECONDS
                         if is_over and not (is_early or loop.left):
                             frame, first = sys._getframe(1), loop.given
-                            chosen = [len(numbers) - 1]  # which may be smaller
+                            kinds = gathered.first_of_kinds(range(first + 1, len(numbers)))
+                            chosen = {len(numbers) - 1, *(each - 1 for each in kinds)}
                             with suppress(Exception):  # of objects that answer with an error
-                                names = numbers[first:-1]
-                                chosen.insert(0, first + largest_file(names, frame, READ_SECONDS))
-                            with suppress(Exception):  # of classes of tensors that cannot be copied
-                                gathered.go_on(frame, first, left - len(chosen))
-                            for index in chosen:
-                                loop.given = index + 1
-                                item = numbers[index]
+                                left = largest_file(numbers[first:-1], frame, READ_SECONDS)
+                                chosen.add(first + left)
+                            for index in sorted(chosen):
+                                with suppress(Exception):  # of tensors that cannot be copied
+                                    gathered.go_on(frame, loop.given, index - loop.given)
+                                loop.given, item = index + 1, numbers[index]
                                 if is_numbered:
                                     item = items.gi_frame.f_locals["start"] + index, item
                                 yield item
@@ -399,7 +397,7 @@ class Loops:
                     frame, loop.leaving = sys._getframe(1), place
                     if place not in self.training:
                         # 0 where none of its conditions holds later
-                        left = loop.rounds_left(frame, _MOST_ROUNDS) % _MOST_ROUNDS
+                        left = loop.rounds_left(_MOST_ROUNDS) % _MOST_ROUNDS
                         gathered.go_on(frame, loop.given, left)
                     has_time = time_to_read(_LESS_SECONDS)
                     while has_time():
@@ -409,11 +407,10 @@ class Loops:
             self.ahead.met(loop)
             if loop.ends_itself and progress.is_cut():
                 frame = sys._getframe(1)
-                left = loop.rounds_left(frame, loop.ends_itself - loop.given)
+                left = loop.rounds_left(loop.ends_itself - loop.given)
                 if place in self.training:
-                    fill_queues(steps, left)
                     left *= not self._may_shrink(place)
-                gathered.end(frame, left)
+                gathered.go_on(frame, loop.given, left)
         finally:
             if loop.held:  # another round of it would wait, too
                 self._walked.add(place)
@@ -516,19 +513,6 @@ class Loops:
                 return
             own = self._number_of(shown)
             yield number if own is None else start + own, found.pop()
-
-    def is_still(self, place: str) -> bool:
-        """Whether the last two rounds of a loop, each of which asks at ``place`` for a value, did the
-        same on the GPU and left nothing: it may end, as one does that comes to a fixed point."""
-        asked = self._asks[place, self._progress.trained()]
-        asked.append(self._recorder.now())
-        if len(asked) < _CALM_ROUNDS:
-            return False
-        first, second = (self._recorder.changes(*events) for events in pairwise(asked[-3:]))
-        is_still = bool(first) and first == second and not sum(first)
-        if is_still:
-            asked.clear()
-        return is_still
 
     def learn_queues(self) -> None:
         """Learn what queues of a longest length will hold more."""

@@ -211,7 +211,7 @@ def run_script(call: ScriptCall) -> ScriptRun:
         call.trained,
         checkpoint.reach,
     )
-    values.is_still = observer.loops.is_still
+    values.is_still = observer.counters.is_still
     observer.loops.is_patient = lambda: assumed().is_patient
     observer.loops.has_read = lambda: bool(values.sentences)
     observer.recorder.begin("build")

@@ -1155,6 +1155,44 @@ for i in range(9999):
         844 + 129 + WORKSPACE,
         "(len(rows) > 9000)",
     ),
+    "each_hundredth": Case(  # of 1,000 rounds of a sampler ten are kept, and all of them joined
+        """
+model = wide(1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+@torch.no_grad()
+def sampled():
+    x, kept = torch.zeros(4096, 4096).cuda(), []
+    for i in reversed(range(1000)):
+        for _ in [0] * 36: x = model(x)
+        if i % 100 == 0: kept.append(x.clone())
+    return torch.stack(kept)
+for epoch in range(2):
+    for _ in range(8): step(optimizer, model(torch.randn(64, 4096).cuda()).mean())
+    sampled()
+""",
+        128 + 21 * 64,
+        128 + 21 * 64 + WORKSPACE,
+        "",
+    ),
+    "each_twentieth": Case(  # of 400 steps, which an object counts, 20 are kept, and all of them joined
+        """
+class Kept:
+    def __init__(self): self.steps, self.weights = 0, []
+    def learn(self, weight):
+        self.steps += 1
+        if self.steps % 20 == 0: self.weights.append(weight.detach().clone())
+model, kept = wide(1), Kept()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(5):
+    for (x,) in DataLoader(TensorDataset(torch.zeros(1, 1).expand(8000, 4096)), 100):
+        step(optimizer, model(x.cuda()).mean())
+        kept.learn(model[0].weight)
+torch.stack(kept.weights)
+""",
+        128 + 40 * 64,
+        128 + 44 * 64 + WORKSPACE,  # two are kept before their time, to see what that does
+        "self.steps % 20",
+    ),
     "reshuffled": Case(  # the two long samples are in one batch of a later epoch
         """
 class Batches:
