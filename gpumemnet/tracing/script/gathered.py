@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import gc
 import sys
+from argparse import Namespace
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from functools import cache, partial
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any, Final
 from weakref import ref
 
@@ -140,14 +141,14 @@ def _add(entries: Any, rise: int, rounds: int) -> None:
             _add(values, 1, len(left))
             entries.update(zip(left, values[1:], strict=True))
         return
-    if isinstance(entries, deque) and entries.maxlen is not None:
+    if isinstance(entries, deque) and entries.maxlen:
         rounds = min(rounds, (entries.maxlen - len(entries)) // rise)
     values = [*entries]
     shared = {*map(storage_id, tensors_in(values[:-rise]))}
-    last, copies = values[-rise:], range(min(rounds, _MOST_COPIES // rise))
-    for _ in copies:
+    last, copies = values[-rise:], min(rounds, _MOST_COPIES // rise)
+    for _ in range(copies):
         entries += tree_map_only(Tensor, partial(_copied, shared, {}), last)
-    entries += last * (rounds - len(copies))
+    entries += last * (rounds - copies)
 
 
 def _copied(shared: set[int], made: dict[int, Tensor], tensor: Tensor) -> Tensor:
@@ -181,21 +182,25 @@ def lists_of(frame: FrameType) -> list[Any]:
 
 
 def _held(value: Any) -> Iterable[Any]:
-    """Return what a small dictionary, a list of objects of the user's, or such an object holds."""
-    if type(value) is list:
+    """Return what a small dictionary, a list of lists or of objects of the user's, or such an object
+    holds."""
+    if isinstance(value, list | tuple):
         return value if 0 < len(value) <= _MOST_NAMES and _is_users(value[0].__class__) else ()
     if isinstance(value, dict):
         return [*value.values()] if len(value) <= _MOST_NAMES else ()
-    return (
-        [*vars(value).values()] if _is_users(value.__class__) and hasattr(value, "__dict__") else ()
-    )
+    return getattr(value, "__dict__", {}).values() if _is_users(value.__class__) else ()
 
 
 @cache
 def _is_users(kind: Any) -> bool:
-    """Whether the user's code has this class, or it gathers as one of ``torchmetrics``."""
+    """Whether the user's code has this class, or it gathers, as those of ``torchmetrics`` and those
+    that have names alone do."""
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return hasattr(kind, "add_state") or (file is not None and is_user_code(file))
+    return (
+        hasattr(kind, "add_state")
+        or kind in (*_KINDS, SimpleNamespace, Namespace)
+        or (file is not None and is_user_code(file))
+    )
 
 
 @dataclass(slots=True)
