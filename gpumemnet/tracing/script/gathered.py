@@ -27,7 +27,7 @@ from gpumemnet.torch_private.names import storage_id, tree_map_only
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.units import MIB
 
-_MOST_NAMES: Final = 64
+_MOST_NAMES: Final = 256
 """Largest dictionary in which lists are looked for."""
 _LEVELS: Final = 4
 _MOST_VALUES: Final = 256

@@ -1304,9 +1304,9 @@ kept = Namespace()
 model, loader = nn.Linear(64, 1024).cuda(), DataLoader(torch.ones(25600, 64), 128)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for epoch in range(5):
-    kept.rows = [], []
-    for x in loader: y = model(x.cuda()); kept.rows[0].append(y.detach()); step(optimizer, y.mean())
-    table = torch.cat(kept.rows[0]); del table
+    kept.rows = {each: ([], []) for each in range(100)}
+    for x in loader: y = model(x.cuda()); kept.rows[9][0].append(y.detach()); step(optimizer, y.mean())
+    table = torch.cat(kept.rows[9][0]); del table
 """,
         200,
         202 + WORKSPACE,
