@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -335,3 +336,17 @@ def torchrun_environment(ranks: int, rank: int = 0) -> dict[str, str]:
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": "29500",
     }
+
+
+def launcher_remedy(error: BaseException, words: Sequence[str]) -> str:
+    """Return what to do about an error of the script that ``words`` start, which lacks what a launcher
+    gives, as the end of a sentence; empty for others."""
+    if isinstance(error, KeyError) and str(error).strip("'") in torchrun_environment(1):
+        return (
+            "; a launcher sets this variable: start the script as it is started in training, for example "
+            f"gpumemnet trace -- torchrun --nproc-per-node 1 {shlex.join(words)}"
+        )
+    package = str(getattr(error, "name", "")).partition(".")[0]
+    if package == "deepspeed":  # its compiled operators are not needed
+        return "; a trace runs DeepSpeed's own engine: DS_BUILD_OPS=0 pip install deepspeed"
+    return ""

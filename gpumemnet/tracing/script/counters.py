@@ -28,7 +28,7 @@ from torch import Tensor
 from gpumemnet.torch_private.names import Function, sees_functions
 from gpumemnet.torch_private.script import FETCHING_FILE
 from gpumemnet.tracing.recorder import Recorder
-from gpumemnet.tracing.script.longest_batch import LARGEST, samples_of
+from gpumemnet.tracing.script.longest_batch import LARGEST
 
 RISES: Final = 2
 """How often a number has risen from one step to the next that is taken for a counter; once, where it
@@ -49,6 +49,8 @@ _FEW: Final = 8
 OFTEN: Final = 1000
 """How often a condition is asked for that is not on a counter, and a loop is watched that runs nothing
 on the GPU."""
+_READERS: Final = (FETCHING_FILE, "script/longest_batch.py", "script/whole_run.py")
+"""Files whose code asks a data set for samples, and makes batches of them."""
 _WANTED_SECONDS: Final = 3.0
 """CPU time of the rounds of a loop over a range that make a condition other than it was."""
 
@@ -554,11 +556,8 @@ class Counters:
 
 def makes_sample() -> bool:
     """Whether a data set is asked for a sample, by a loader or by the trace."""
-    running = (each.f_code for each, _ in walk_stack(None))
-    own = samples_of.__code__  # in the place of PyTorch's own code
-    return not sees_functions() or any(
-        each is own or each.co_filename == FETCHING_FILE for each in running
-    )
+    files = (each.f_code.co_filename for each, _ in walk_stack(None))
+    return not sees_functions() or any(each.endswith(_READERS) for each in files)
 
 
 def _are_few(value: Any) -> bool:

@@ -84,10 +84,10 @@ class Gathered:
         self._number = number
 
     def first_of_kinds(self, numbers: range) -> list[int]:
-        """Return the first round of some kinds."""
+        """Return the first rounds of some kinds but the first one's."""
         kind_of = self._kinds()
         first = {kind_of(each): each for each in numbers[:_MOST_ROUNDS][::-1]}
-        return sorted(first.values())[:_MOST_KINDS]
+        return sorted(first.values())[1:_MOST_KINDS]
 
     def go_on(
         self,

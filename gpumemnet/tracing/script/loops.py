@@ -269,7 +269,8 @@ class Loops:
                 calm = 0 if is_new else calm + 1
                 loop.whole = loop.whole if progress.has_trained else loop.given
                 loop.least_bytes = min(end, loop.least_bytes)
-                if rise > SMALL_BYTES and progress.has_stepped:
+                is_end = self._number_of(numbers) == loop.ends_itself - 1  # perhaps smaller
+                if rise > SMALL_BYTES and progress.has_stepped and not is_end:
                     # What was left then is still there: it was no larger batch.
                     is_cycle = rise == loop.cycle[0] and loop.least_bytes >= most_bytes
                     apart = (loop.given - loop.cycle[1]) * is_cycle
@@ -282,7 +283,9 @@ class Loops:
                     loop.later = Later(place, rise, makers_left, loop.grown[-3:-1], before[3])
                 else:
                     loop.later = None
-                self._tops[place], most_bytes = max(top, self._tops[place]), max(end, most_bytes)
+                # The first round of a generation, of a whole prompt, may leave more than the next one.
+                least = end if loop.given == 2 and place not in self.training else most_bytes
+                self._tops[place], most_bytes = max(top, self._tops[place]), max(end, least)
                 self._seconds[place] += max(second - before[0], 0)  # a fork begins at 0
                 if steps > before[1] and not is_on_host:
                     self.training.add(place)
@@ -368,14 +371,13 @@ class Loops:
                     leaving = range(0)
                     if is_sized and is_regular and is_cycle and not is_full:
                         leaving = range(number + apart, len(numbers) + 1, apart)
-                        self.kept[place] = max(self.kept[place], len(leaving) * grown)
                     last = reached = loop.given
                     for round_number in loop.rest(second - before[0], self._recorder.live_bytes):
                         gap = loop.given - 1 - last
                         gathered.go_on(sys._getframe(1), last, gap, but_tensors=but_tensors)
                         last = loop.given
                         short = sum(each < last for each in leaving) * grown + end
-                        self._keep(loop, bool(leaving) * short, before[3])
+                        self._keep(place, loop, bool(leaving) * short, before[3])
                         yield round_number
                     if is_sized and not is_range:
                         left = len(numbers) - last
@@ -391,7 +393,7 @@ class Loops:
                         loop, iterator, enumerate if is_numbered else iter, numbers
                     )
                     all_bytes = bool(leaving) * (end + len(leaving) * grown)
-                    self._keep(loop, all_bytes, None if is_range else before[3])
+                    self._keep(place, loop, all_bytes, None if is_range else before[3])
                     self.learn_queues()
                 if ends:
                     frame, loop.leaving = sys._getframe(1), place
@@ -411,6 +413,9 @@ class Loops:
                 if place in self.training:
                     left *= not self._may_shrink(place)
                 gathered.go_on(frame, loop.given, left)
+                grown, _, apart = loop.cycle
+                if apart and not self._counters.turned:  # in what holds it where no list was found
+                    self._keep(place, loop, end + left // apart * grown, before[3])
         finally:
             if loop.held:  # another round of it would wait, too
                 self._walked.add(place)
@@ -437,9 +442,10 @@ class Loops:
         """Whether a loop may make lists shorter in a later round."""
         return bool(self._counters.sizes) or not self._called[place].isdisjoint(SHRINKS)
 
-    def _keep(self, loop: Running, size_bytes: int, at: int | None) -> None:
+    def _keep(self, place: str, loop: Running, size_bytes: int, at: int | None) -> None:
         """Record what rounds keep that are left out, where less than ``size_bytes`` is there."""
         if (short := size_bytes - self._recorder.live_bytes()) > 0:
+            self.kept[place] = max(self.kept[place], short)
             self._recorder.keep(loop.grown[-3:-1], short, at)
 
     def starts_again(self) -> list[int]:

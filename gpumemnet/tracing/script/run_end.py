@@ -3,14 +3,13 @@ said of each."""
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpumemnet.errors import CodeEndedError, ExtractError, GpumemnetError
-from gpumemnet.launchers.launch_line import torchrun_environment
+from gpumemnet.launchers.launch_line import launcher_remedy
 from gpumemnet.sandbox.process import DeadlineReached, stop_alarm
 from gpumemnet.sandbox.user_code import (
     UnknownValueError,
@@ -130,16 +129,11 @@ def _run_to_stop(run: Callable[[], None]) -> None:
 def _remedy(error: BaseException, call: ScriptCall) -> str:
     """Return what to do about an error of a script, as the end of a sentence; empty if that is not
     known."""
-    if isinstance(error, KeyError) and str(error).strip("'") in torchrun_environment(1):
-        words = shlex.join([*(["-m"] if call.is_module else []), str(call.script), *call.arguments])
-        return (
-            "; a launcher sets this variable: start the script as it is started in training, for example "
-            f"gpumemnet trace -- torchrun --nproc-per-node 1 {words}"
-        )
+    words = [*(["-m"] if call.is_module else []), str(call.script), *call.arguments]
+    if remedy := launcher_remedy(error, words):
+        return remedy
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
-        if package == "deepspeed":  # its compiled operators are not needed
-            return "; a trace runs DeepSpeed's own engine: DS_BUILD_OPS=0 pip install deepspeed"
         if package in sys.modules:
             return f"; it is a part of another version of {package!r}"
         remedy = f"; install what provides {package!r} where gpumemnet is installed"
