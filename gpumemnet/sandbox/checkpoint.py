@@ -212,7 +212,9 @@ class Checkpoint:
 
     def _noticed(self, event: str, arguments: tuple[Any, ...]) -> None:
         if self._is_ahead and event in _LASTING:
-            if event == "open" and not (arguments[2] & _WRITES and _lasts(arguments[0])):
+            path = str(arguments[0])
+            is_own = path.startswith("/dev/") or "__pycache__" in path  # of Python, or a device
+            if event == "open" and (is_own or not arguments[2] & _WRITES):
                 return
             if event == "os.mkdir" and Path(os.fsdecode(arguments[0])).is_dir():
                 return
@@ -229,8 +231,3 @@ def _imports_library() -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _lasts(path: Any) -> bool:
-    """Whether a file is not one that Python keeps for itself, or a device."""
-    return not (isinstance(path, str) and (path.startswith("/dev/") or "__pycache__" in path))

@@ -94,7 +94,8 @@ class GuessedValues(MissingValues):
             if tensor.numel() > _MAX_VALUES:
                 raise UnknownValueError(function, NEEDS_VALUES)
             self._note(function, f"was taken to give {tensor.numel():,} ones")
-            ones = np.ones(tensor.shape, _numpy_type(tensor.dtype))
+            kind_of = "float32" if tensor.dtype == torch.bfloat16 else str(tensor.dtype)
+            ones = np.ones(tensor.shape, np.dtype(kind_of.removeprefix("torch.")))
             return ones.tolist() if kind == "tolist" else ones
         self._note(function, "was taken to be 1")
         return {"__int__": 1, "__index__": 1, "__float__": 1.0, "__complex__": 1 + 0j}.get(
@@ -123,10 +124,6 @@ _Guess = Callable[..., _Guessed]
 
 def _empty(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
-
-
-def _numpy_type(dtype: torch.dtype) -> np.dtype[Any]:
-    return np.dtype("float32" if dtype == torch.bfloat16 else str(dtype).removeprefix("torch."))
 
 
 def _true(*tensors: Any) -> _Guessed:

@@ -468,7 +468,8 @@ class Recorder(DispatchMode):
             # Real tensors keep their values, and subclasses and sparse tensors define their own layout.
             made = argument_tensors([result], {})
             if (layout := self._layout_of(func)) is not None and all(
-                map(_has_strides_on_meta, made)
+                type(each) is Tensor and each.is_meta and each.layout is torch.strided
+                for each in made
             ):
                 result = layout(args, result)
                 made = argument_tensors([result], {})
@@ -664,7 +665,3 @@ def _resizes(func: Any) -> bool:
 @cache
 def _name(operator: Any) -> str:
     return operator if isinstance(operator, str) else str(operator).rpartition(".")[0]
-
-
-def _has_strides_on_meta(tensor: Tensor) -> bool:
-    return type(tensor) is Tensor and tensor.is_meta and tensor.layout is torch.strided

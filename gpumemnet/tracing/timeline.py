@@ -194,10 +194,6 @@ class Timeline:
         )
         return FROZEN if 2 * gradients < weights else OTHERS
 
-    def phase_at(self, event: int) -> Phase:
-        """Return the phase of an event."""
-        return next(phase for phase in reversed(self.phases) if phase.start <= event)
-
 
 def repeated(timeline: Timeline, steps: int = STEADY_STEPS) -> Timeline:
     """Repeat the last step of ``timeline`` ``steps`` times, as further training would.
@@ -433,7 +429,7 @@ def replayed(
         parts[storage.memory_class] += storage.size_bytes
         modules[storage.module] = modules.get(storage.module, 0) + storage.size_bytes
     parts["fragmentation"] = run.peak_reserved_bytes - sum(parts.values())
-    phase = timeline.phase_at(at)
+    phase = next(each for each in reversed(timeline.phases) if each.start <= at)
     cause = timeline.storages[max(timeline.events[at], 0)]
     largest = tuple(sorted(modules.items(), key=lambda pair: -pair[1]))
     return Replayed(
