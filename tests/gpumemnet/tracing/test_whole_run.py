@@ -1193,6 +1193,33 @@ torch.stack(kept.weights)
         128 + 44 * 64 + WORKSPACE,  # two are kept before their time, to see what that does
         "self.steps % 20",
     ),
+    "by_name": Case(  # 200 batches of 1.6 MiB are kept by names, of which five were traced
+        """
+model, kept = wide(1), {}
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for number, x in enumerate(DataLoader(torch.zeros(1).expand(20000, 4096), 100)):
+    y = model(x.cuda()); step(optimizer, y.mean())
+    kept[f"batch {number:04d}"] = y.detach()
+""",
+        128 + 200 * 1.5625,
+        128 + 204 * 1.5625 + WORKSPACE,
+    ),
+    "prompted": Case(  # the first round leaves 60 MiB, each of 150 others 1 MiB more in a cache
+        """
+model = wide(1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(9): step(optimizer, model(torch.zeros(4, 4096).cuda()).mean())
+with torch.no_grad():
+    cache, x = torch.zeros(64, 0, 4096).cuda(), torch.zeros(64, 60, 4096).cuda()
+    for _ in range(151):
+        y = model(x)
+        cache = torch.cat([cache, y[:, -1:]], 1)
+        x = y[:, -1:].clone()
+        for _ in range(20): model(x)
+""",
+        128 + 301,
+        128 + 305 + WORKSPACE,
+    ),
     "reshuffled": Case(  # the two long samples are in one batch of a later epoch
         """
 class Batches:
