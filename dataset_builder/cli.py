@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -135,13 +134,12 @@ def merge(
     if out is None:
         _check(sources, as_json)
         return
-    tell = partial(print, file=sys.stderr)
-    merged = merge_datasets(sources, out, keep_first, tell)
+    merged = merge_datasets(sources, out, keep_first)
     sentence = (
         f"{merged.written:,} of {merged.read:,} rows written to {out}: {merged.repeats:,} repeated a job, "
         f"{len(merged.conflicts):,} contradicted another"
     )
-    print_result(asdict(merged), sentence, as_json=as_json)
+    print_result(asdict(merged), "\n".join([*merged.conflicts, sentence]), as_json=as_json)
 
 
 def _check(sources: Sequence[Path], as_json: bool) -> None:

@@ -7,7 +7,7 @@ informative row is kept. Contradicting rows are an error unless the caller state
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -73,7 +73,6 @@ def merge_datasets(
     sources: Sequence[Path],
     out: Path,
     keep_first: bool = False,
-    tell: Callable[[str], None] = lambda conflict: None,
 ) -> Merged:
     """Write the rows of ``sources`` to ``out``, in their order; ``out`` may be one of them, and
     holds the old file or the new.
@@ -86,7 +85,6 @@ def merge_datasets(
         sources: datasets and folders of campaigns; all are read before anything is written.
         out: Parquet file to write.
         keep_first: whether the row that comes first is kept of rows that contradict each other.
-        tell: called with each contradiction in words.
 
     Raises:
         DatasetError: on contradictions, unless ``keep_first``; when a source cannot be read, or the
@@ -108,13 +106,12 @@ def merge_datasets(
         conflicts += [f"{best} contradicts {row}" for row in contradicting]
         first = next(row for row in group if row is best or row in contradicting)
         kept.add(id(first))
-    for conflict in conflicts:
-        tell(conflict)
     if conflicts and not keep_first:
-        raise DatasetError(
+        sentence = (
             f"{len(conflicts):,} rows contradict another measurement of the same job, GPU and software, nothing was written: "
             "measure those jobs again, or give --keep-first"
         )
+        raise DatasetError("\n".join([sentence, *conflicts]))
     written = write_dataset(out, (row.measurement for row in rows if id(row) in kept))
     repeats = len(rows) - written - len(conflicts)
     return Merged(len(rows), written, repeats, tuple(conflicts))

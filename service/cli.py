@@ -16,7 +16,8 @@ from gpumemnet.cli.options import AsJson, Bundles, RegistryFolder, input_file
 from gpumemnet.cli.output import print_result
 from gpumemnet.client import API_KEY_VARIABLE, Client
 from gpumemnet.errors import ServiceError
-from gpumemnet.site.observations import OBSERVATION_FIELDS, Observation, listed
+from gpumemnet.job.layers import listed
+from gpumemnet.site.observations import OBSERVATION_FIELDS, Observation
 from gpumemnet.site.sacct import Skipped, read_sacct
 
 from .api.access import SCOPES, new_key

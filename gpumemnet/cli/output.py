@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -11,7 +10,6 @@ from typing import Any, Final
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -94,20 +92,19 @@ def shown_steps(source: str, *, is_shown: bool = True) -> Iterator[Callable[[str
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[str, float], None]]:
-    """Yields what draws a progress bar, called with a step and the share that is done.
+    """Yields what shows how far a command is, called with a step and the share that is done.
 
-    The bar stands on standard error.  If that is not a terminal, each step is a line.
+    It stands on standard error.  If that is not a terminal, each step is a line.
     """
-    if not sys.stderr.isatty():
-        shown: list[str] = []
+    shown: list[str] = []
+    with shown_steps(title) as show:
 
-        def show_line(step: str, share: float) -> None:
-            if step not in shown[-1:]:
+        def show_share(step: str, share: float) -> None:
+            text = f"{share:4.0%} {step}"
+            if show is not None:
+                show(text)
+            elif step not in shown[-1:]:
                 shown.append(step)
-                typer.echo(f"{share:4.0%} {step}", err=True)
+                typer.echo(text, err=True)
 
-        yield show_line
-        return
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=1.0)
-        yield lambda step, share: bar.update(task, description=step, completed=share)
+        yield show_share

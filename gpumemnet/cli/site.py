@@ -19,6 +19,7 @@ from gpumemnet.cli.output import (
     print_table,
 )
 from gpumemnet.errors import DatasetError, InvalidRequestError, check_installed
+from gpumemnet.job.layers import listed
 from gpumemnet.predict.bundle import (
     Bundle,
     check_replaceable,
@@ -26,7 +27,7 @@ from gpumemnet.predict.bundle import (
     save_bundle,
 )
 from gpumemnet.predict.conformal import rows_needed
-from gpumemnet.site.observations import listed, read_site_rows
+from gpumemnet.site.observations import read_site_rows
 from gpumemnet.site.releases import Registry
 from gpumemnet.units import MIB
 

@@ -17,7 +17,7 @@ from gpumemnet.errors import ExtractError, check_installed
 from gpumemnet.extract.factory import build, source_code
 from gpumemnet.gpu import device_profile
 from gpumemnet.job.json_codec import job_from_dict, job_to_dict
-from gpumemnet.job.layers import GROUP_OF_KIND, LAYER_GROUPS, Layer
+from gpumemnet.job.layers import GROUP_OF_KIND, LAYER_GROUPS, Layer, listed
 from gpumemnet.job.training_job import (
     ACTIVATION_FUNCTIONS,
     TrainingJob,
@@ -84,8 +84,6 @@ def extraction_to_dict(extraction: Extraction) -> Document:
 
 UNUSED: Final = "(unused)"
 """Name of the last layer, which holds the parameters that no other layer uses."""
-
-_SHOWN_NAMES: Final = 5
 
 
 def extract_job(
@@ -209,17 +207,17 @@ def _notes(seen: Walk, inputs: ModelInputs, job: TrainingJob) -> list[str]:
     if len(inputs.tensors) > 1:
         notes.append(f"The input elements are those of all {len(inputs.tensors)} inputs together.")
     if seen.indirect:
-        names = _listed(seen.indirect)
+        names = listed(seen.indirect)
         notes.append(
             f"No layer uses these parameters directly; each is counted with the first layer of its module: {names}."
         )
     if seen.unused:
         notes.append(
-            f"The forward pass does not use these parameters; they are one last layer: {_listed(seen.unused)}."
+            f"The forward pass does not use these parameters; they are one last layer: {listed(seen.unused)}."
         )
     if seen.unseen:
         notes.append(
-            f"These modules cannot be looked into; each is one layer of kind other: {_listed(seen.unseen)}."
+            f"These modules cannot be looked into; each is one layer of kind other: {listed(seen.unseen)}."
         )
     if seen.losses:
         notes.append(
@@ -230,11 +228,6 @@ def _notes(seen: Walk, inputs: ModelInputs, job: TrainingJob) -> list[str]:
             "checkpointing: the model calls torch.utils.checkpoint, but the job says none; set every_block."
         )
     return notes
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _SHOWN_NAMES
-    return ", ".join(names[:_SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 _NON_LINEARITIES: Final = frozenset(LAYER_GROUPS["activation"]) - {

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from gpumemnet.errors import ExtractError
 from gpumemnet.extract.factory import check_batch_size
 from gpumemnet.extract.placement import is_small
+from gpumemnet.job.layers import listed
 from gpumemnet.physics.element_types import IMAGE_DIMENSIONS
 from gpumemnet.sandbox.user_code import UnknownValueError
 from gpumemnet.torch_private.names import (
@@ -32,9 +33,6 @@ from gpumemnet.torch_private.names import (
     own_parameters,
     storage_id,
 )
-
-_SHOWN_SHAPES: Final = 4
-"""Number of different shapes that an error message lists."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +68,7 @@ class ModelInputs:
         texts = [
             shape if count == 1 else f"{shape} ({count} times)" for shape, count in times.items()
         ]
-        others = f" and {len(texts) - _SHOWN_SHAPES} others" if len(texts) > _SHOWN_SHAPES else ""
-        return f"; inputs: {', '.join(texts[:_SHOWN_SHAPES])}{others}"
+        return f"; inputs: {listed(texts)}"
 
     @property
     def elements_per_sample(self) -> int:

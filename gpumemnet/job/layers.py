@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import repeat
 from typing import Any, Final, NamedTuple
 
@@ -89,6 +89,12 @@ def describe(value: object) -> str:
     if isinstance(value, dict):
         return "an object"
     return "a list" if isinstance(value, list | tuple) else f"a {type(value).__name__}"
+
+
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """The first of some names, and how many more there are."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def is_kind(value: object) -> bool:

@@ -25,6 +25,7 @@ import numpy as np
 from gpumemnet.errors import DatasetError
 from gpumemnet.gpu import CONTEXT_GROWTH_BYTES, DeviceProfile, device_profile
 from gpumemnet.job.job_table import Array, Flags, Indices
+from gpumemnet.job.layers import listed
 from gpumemnet.job.measurement import TRACED, architecture_keys, job_texts
 from gpumemnet.physics.replicas import WITH_OTHERS
 from gpumemnet.predict.bundle import Bundle
@@ -32,7 +33,7 @@ from gpumemnet.predict.bundle_card import SiteCalibration, spread_unit, unit_lev
 from gpumemnet.predict.conformal import Centre, bounds_kept, conformal_quantiles, weighted_centre
 from gpumemnet.predict.predictor import BundleModel, Predictor
 from gpumemnet.site.implausible_rows import training_state_bytes
-from gpumemnet.site.observations import SiteRows, listed
+from gpumemnet.site.observations import SiteRows
 from gpumemnet.units import GIB, MIB, format_bytes
 
 MIN_JOBS: Final = 20

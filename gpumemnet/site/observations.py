@@ -357,12 +357,6 @@ def read_site_rows(paths: Sequence[Path]) -> SiteRows:
     return replace(SiteRows.concatenate(parts), left_out=dict(left_out), files=files)
 
 
-def listed(locations: Sequence[str], most: int = 5) -> str:
-    """The first locations of rows, and how many more there are."""
-    more = f" and {len(locations) - most:,} more" if len(locations) > most else ""
-    return ", ".join(locations[:most]) + more
-
-
 def _parquet_rows(path: Path, left_out: dict[str, list[str]]) -> SiteRows:
     from gpumemnet.job.dataset import is_dataset, read_dataset
 

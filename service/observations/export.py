@@ -99,9 +99,8 @@ def _measurement(row: Any) -> Measurement | None:
             return None
         capacity_bytes = max(known)
     elif capacity_bytes is None:
-        capacity_bytes = (
-            _capacity_bytes(row.gpu) or row.peak_bytes
-        )  # unknown GPU: it held at least the peak
+        profile = known_profile(row.gpu)  # of an unknown GPU: it held at least the peak
+        capacity_bytes = row.peak_bytes if profile is None else profile.capacity_bytes
     of_process = row.source in PROCESS_OBSERVATIONS
     return Measurement(
         job=job_from_dict(row.document),
@@ -123,8 +122,3 @@ def _measurement(row: Any) -> Measurement | None:
         cuda=row.cuda,
         torch=row.torch,
     )
-
-
-def _capacity_bytes(gpu: str) -> int | None:
-    profile = known_profile(gpu)
-    return None if profile is None else profile.capacity_bytes
