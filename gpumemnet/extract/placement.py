@@ -507,7 +507,9 @@ class _DeviceBlind(TorchFunctionMode):
             return self._missing_values.value(_name_of(func), args[0])
         if func is _Tensor.to:
             device = _device_in(args[1:], named)
-            if args[0].is_meta and any(map(_is_host, (*args[1:], named.get("device")))):
+            given = (*args[1:], named.get("device"))
+            places = [torch.device(each) for each in given if isinstance(each, str | torch.device)]
+            if args[0].is_meta and any(each.type == "cpu" for each in places):
                 self._missing_values.copied_to_host(_name_of(func))
             args = (args[0], *map(_without_device, args[1:]))
             named.pop("device", None)
@@ -559,10 +561,6 @@ def _has_known_values(func: Function, named: Mapping[str, Any]) -> bool:
     return func is torch.ones or (
         isinstance(dtype, torch.dtype) and not (dtype.is_floating_point or dtype.is_complex)
     )
-
-
-def _is_host(value: object) -> bool:
-    return isinstance(value, str | torch.device) and torch.device(value).type == "cpu"
 
 
 def _device_in(args: Arguments, named: Mapping[str, Any]) -> Any:

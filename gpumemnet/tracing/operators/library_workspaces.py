@@ -184,11 +184,11 @@ def _matrices(*names: str) -> Rule:
 
 
 def _distances(call: Call) -> Scratches:
-    """Both factors, each with its squared length and a one (``aten/src/ATen/native/Distance.cpp``)."""
+    """Both factors, each with its squared length and a one, and before the second one twice the first
+    (``aten/src/ATen/native/Distance.cpp``)."""
     given = call.arguments["x1"], call.arguments["x2"]
-    return exactly(
-        "copy", *(each.nbytes // each.shape[-1] * (each.shape[-1] + 2) for each in given)
-    )
+    first, second = (each.nbytes // each.shape[-1] * (each.shape[-1] + 2) for each in given)
+    return exactly("copy", first, max(second, given[0].nbytes - call.outputs[0].nbytes))
 
 
 def _is_matrix(shape: Sequence[int], strides: Sequence[int]) -> bool:

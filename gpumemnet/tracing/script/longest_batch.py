@@ -427,7 +427,7 @@ def _draws(loader: AnyLoader, numbers: Sequence[int]) -> list[_Draw]:
     """Return sizes of a small batch that a collate function of the user's draws."""
     found: list[_Draw] = []
     before = random_states()
-    with suppress(Exception):  # it may need more samples
+    with suppress(Exception), unseen():  # it may need more samples
         few, has_time = samples_of(loader, numbers[:2]), time_to_read(_SECONDS)
         while has_time() and len(found) < _DRAWS:
             states = random_states()

@@ -515,7 +515,7 @@ class ScriptObserver:
         shapes = defaultdict[Any, Counter[str]](Counter)  # by what trains on them
         for step, each in self.shapes.items():
             if step not in self.step_names:
-                shapes[self.optimizers.steppers(step)][each] += 1
+                shapes[frozenset(self.optimizers.steppers[step])][each] += 1
         different = max(shapes.values(), key=len, default=Counter())
         is_met = self.loops.ahead.met_longest or "the longest batch" in self.step_names.values()
         # Where most have the largest, the others are the last of an epoch.

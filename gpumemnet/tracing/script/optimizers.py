@@ -51,7 +51,7 @@ class Optimizers:
         self._made_at = 0
         self._made_events: dict[int, int] = {}
         """Key → the event after which it was made."""
-        self._steppers: defaultdict[int, set[int]] = defaultdict(set)
+        self.steppers: defaultdict[int, set[int]] = defaultdict(set)
         """Step → keys of those that stepped in it."""
         self._states: dict[int, tuple[int, ...]] = {}
         """Key → numbers of the storages that hold its state."""
@@ -117,10 +117,6 @@ class Optimizers:
         alike = (each for each in earlier if _first(each) is _first(optimizer))
         return key + sum(_key(each) == key for each in alike)
 
-    def steppers(self, step: int) -> frozenset[int]:
-        """Keys of those that stepped in a step of the script."""
-        return frozenset(self._steppers[step])
-
     def freeze(self) -> None:
         """Keep which parameters do not train now beside others that their optimizer trains; where it
         trains none, optimizers take turns, as in a GAN."""
@@ -151,7 +147,7 @@ class Optimizers:
             has_trained: whether it has trained anything.
         """
         key = self.key(optimizer)
-        self._steppers[step].add(key)
+        self.steppers[step].add(key)
         self.stepped[key] += has_trained
         if self.stepped[key] <= STEPS or len(optimizer.state) > self._trained[key]:
             self._trained[key] = len(optimizer.state)  # more, where parts of a network take turns
