@@ -32,14 +32,14 @@ _MOST_NAMES: Final = 256
 _LEVELS: Final = 4
 _MOST_VALUES: Final = 256
 """How deep they are looked for, and among how many values at each depth."""
-_KINDS: Final = (list, dict, defaultdict, OrderedDict, deque)
+_KINDS: Final = (list, deque, dict, defaultdict, OrderedDict)
 _MOST_COPIES: Final = 2**12
 """Most copies that are made on the GPU; further entries are the last one."""
 _MOST_ENTRIES: Final = 2**20
 _MOST_KINDS: Final = 4
 _MOST_ROUNDS: Final = 2**14
 """Rounds of which each is asked for its kind; others are as these."""
-SHRINKS: Final = ("clear", "pop", "remove")
+SHRINKS: Final = ("clear", "pop", "popitem", "popleft", "remove")
 """Methods by which a loop makes a list shorter, perhaps in a later round."""
 
 
@@ -184,9 +184,9 @@ def lists_of(frame: FrameType) -> list[Any]:
 def _held(value: Any) -> Iterable[Any]:
     """Return what a small dictionary, a list of lists or of objects of the user's, or such an object
     holds."""
-    if isinstance(value, list | tuple):
+    if type(value) in (list, tuple):  # a user's own may do anything
         return value if 0 < len(value) <= _MOST_NAMES and _is_users(value[0].__class__) else ()
-    if isinstance(value, dict):
+    if type(value) in _KINDS[2:]:
         return [*value.values()] if len(value) <= _MOST_NAMES else ()
     return getattr(value, "__dict__", {}).values() if _is_users(value.__class__) else ()
 

@@ -269,8 +269,7 @@ class Loops:
                 calm = 0 if is_new else calm + 1
                 loop.whole = loop.whole if progress.has_trained else loop.given
                 loop.least_bytes = min(end, loop.least_bytes)
-                is_end = self._number_of(numbers) == loop.ends_itself - 1  # perhaps smaller
-                if rise > SMALL_BYTES and progress.has_stepped and not is_end:
+                if rise > SMALL_BYTES and progress.has_stepped:
                     # What was left then is still there: it was no larger batch.
                     is_cycle = rise == loop.cycle[0] and loop.least_bytes >= most_bytes
                     apart = (loop.given - loop.cycle[1]) * is_cycle
@@ -413,9 +412,6 @@ class Loops:
                 if place in self.training:
                     left *= not self._may_shrink(place)
                 gathered.go_on(frame, loop.given, left)
-                grown, _, apart = loop.cycle
-                if apart and not self._counters.turned:  # in what holds it where no list was found
-                    self._keep(place, loop, end + left // apart * grown, before[3])
         finally:
             if loop.held:  # another round of it would wait, too
                 self._walked.add(place)

@@ -1193,17 +1193,6 @@ torch.stack(kept.weights)
         128 + 44 * 64 + WORKSPACE,  # two are kept before their time, to see what that does
         "self.steps % 20",
     ),
-    "by_name": Case(  # 200 batches of 1.6 MiB are kept by names, of which five were traced
-        """
-model, kept = wide(1), {}
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for number, x in enumerate(DataLoader(torch.zeros(1).expand(20000, 4096), 100)):
-    y = model(x.cuda()); step(optimizer, y.mean())
-    kept[f"batch {number:04d}"] = y.detach()
-""",
-        128 + 200 * 1.5625,
-        128 + 204 * 1.5625 + WORKSPACE,
-    ),
     "prompted": Case(  # the first round leaves 60 MiB, each of 150 others 1 MiB more in a cache
         """
 model = wide(1)
