@@ -33,7 +33,7 @@ from gpumemnet.batch.finished_parts import (
 )
 from gpumemnet.batch.part_predictions import BatchOptions, PartPredictor
 from gpumemnet.batch.parts import Part, divide
-from gpumemnet.errors import DatasetError
+from gpumemnet.errors import DatasetError, InvalidRequestError
 from gpumemnet.job.job_files import find_files, format_of, import_pyarrow
 from gpumemnet.job.layers import check_choice
 from gpumemnet.sandbox import end_with_parent
@@ -95,6 +95,8 @@ def predict_files(
     """
     import_pyarrow("predicting into a file")
     check_choice(engine, ENGINES, "engine")
+    if workers is not None and workers < 1:
+        raise InvalidRequestError(f"must be at least 1, not {workers}", "workers")
     output_format = format_of(out, "out")
     files = find_files(patterns)
     path = checked_output(out, files)

@@ -18,7 +18,7 @@ from gpumemnet.atomic_files import Document, from_json
 from gpumemnet.errors import BundleError
 from gpumemnet.job.job_table import Array
 from gpumemnet.job.training_job import FAMILIES
-from gpumemnet.predict.features import FEATURE_SCHEMA
+from gpumemnet.predict.features import FEATURE_NAMES, FEATURE_SCHEMA
 from gpumemnet.units import MIB
 
 FORMAT_VERSION: Final = 3
@@ -136,6 +136,9 @@ def parse_card(content: bytes, path: Path) -> BundleCard:
         raise BundleError(f"{path}: unknown family {', '.join(unfamiliar)!r}")
     if card.encoder not in ENCODERS:
         raise BundleError(f"{path}: unknown encoder {card.encoder!r}: upgrade gpumemnet")
+    unknown = sorted({*card.ranges} - {*FEATURE_NAMES})
+    if unknown:
+        raise BundleError(f"{path}: unknown feature column {unknown[0]!r} in the support")
     return card
 
 

@@ -210,7 +210,7 @@ class AvailableMemory(BinScheme):
     amounts_mib: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        """There may be more of them than of bins that a response holds."""
+        """Leave out the check of the class above: there may be more of them than a response holds."""
 
     @classmethod
     def of(cls, amounts_mib: Sequence[int]) -> AvailableMemory:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import inf
+from math import inf, isclose
 from traceback import walk_stack
 from typing import Any, Final, NamedTuple
 
@@ -152,25 +152,27 @@ class _Asked:
     holds_at: Function
     met: dict[int, tuple[tuple[Any, ...], Any]] = field(default_factory=dict)
 
-    def answers(self) -> Callable[[int], Any]:
+    def answers(self) -> Callable[[int], Any] | None:
         """Return what tells whether it holds in a round; ``None`` if its numbers do not rise from round
         to round as in the first two."""
-        start, after, *_ = before = [*self.met, 0, 0]
+        start, after, *_ = rounds = [*self.met, 0, 0]
         first, second = (self.met.get(each, [()])[0] for each in (start, after))
 
         def given(number: int) -> list[Any]:
-            later = number - start
-            return [*map(lambda a, b: a + later * (b - a) // (after - start), first, second)]
+            return [*map(lambda a, b: a + (number - start) * (b - a), first, second)]
 
         def answer(number: int) -> Any:
             if number in self.met:
                 return self.met[number][1]
             with suppress(Exception):  # of numbers that the script never has
-                if [*self.met[before[-4]][0]] == given(before[-4]):  # not the last one of an epoch
-                    return self.holds_at(*given(number))
+                return self.holds_at(*given(number))
             return None
 
-        return answer
+        # The last one may be that of an epoch, which comes early.
+        is_known = after == start + 1 and all(
+            map(isclose, self.met[rounds[-4]][0], given(rounds[-4]))
+        )
+        return answer if is_known else None
 
 
 class Later(NamedTuple):
@@ -271,13 +273,13 @@ class Running:
 
     def rounds_left(self, most: int) -> int:
         """Return after how many more rounds one of its conditions leaves it, at most."""
-        ends = [each.answers() for each in self.asks.values() if each.leaves]
+        ends = [*filter(None, (each.answers() for each in self.asks.values() if each.leaves))]
         left = range(1, most)
         return next((more for more in left if any(end(self.given + more) for end in ends)), most)
 
     def kinds(self) -> Callable[[int], tuple[str, ...]]:
         """Return what tells the answers of all others in a round, on which may depend what it gathers."""
-        others = [each.answers() for each in self.asks.values() if not each.leaves]
+        others = [*filter(None, (each.answers() for each in self.asks.values() if not each.leaves))]
         return lambda number: tuple(str(answer(number)) for answer in others)
 
     def want(self, is_other: Callable[[int], bool]) -> bool:

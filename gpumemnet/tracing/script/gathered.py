@@ -78,7 +78,8 @@ class Gathered:
         if number != self._number + 1:
             self._lengths, self._since = {}, {}
         for each in lists_of(frame):
-            self._rises[id(each)][number] = len(each) - self._lengths.get(id(each), len(each))
+            if rise := len(each) - self._lengths.get(id(each), len(each)):
+                self._rises[id(each)][number] = rise
             self._since.setdefault(id(each), number)
             self._lengths[id(each)] = len(each)
         self._number = number

@@ -115,6 +115,10 @@ def test_one_altered_byte_is_found(
         (lambda card: card.pop("conformal"), "incomplete card"),
         (lambda card: card.update(encoder="recurrent"), "unknown encoder"),
         (lambda card: card.update(training_data=[]), "incomplete card"),
+        (
+            lambda card: card["support"]["ranges"].update(flavour=[1, 2]),
+            "unknown feature column 'flavour'",
+        ),
     ],
 )
 def test_a_card_that_does_not_fit_is_refused(
