@@ -3,7 +3,8 @@ and in queues, as a memory of a replay is.
 
 A loop that is left early has gathered less than in the run, and code behind it counts on the whole:
 it joins the parts and gives them a shape.  So each round that is left out adds copies of what the
-last one has added.
+last one of its kind has added: where a condition on the round's number decides what is kept, as
+``step % 100 == 0``, its answers in the rounds to come are foreseen.
 """
 
 from __future__ import annotations
