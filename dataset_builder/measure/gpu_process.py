@@ -23,7 +23,6 @@ from gpumemnet.errors import MeasurementError
 from gpumemnet.gpu import PROFILE_FORMAT, PROFILE_VERSION
 from gpumemnet.job.measurement import Phase
 from gpumemnet.sandbox import end_with_parent
-from gpumemnet.sandbox.process import exit_reason
 from gpumemnet.units import GIB, MIB
 
 from .nvml import NvmlMeter
@@ -104,7 +103,7 @@ class GpuProcess:
             self._process.join()
             self.connection.close()
             if self.outcome is None:
-                reason = exit_reason(self._process.exitcode or 0)
+                reason = _exit_reason(self._process.exitcode or 0)
                 self.outcome = {"status": "error", "reason": reason}
             return False
         if "status" in message:
@@ -172,6 +171,13 @@ def _run(child: str, request: Mapping[str, Any], connection: Connection, log: Pa
         sys.excepthook(*sys.exc_info())
     finally:
         os._exit(code)  # no slow teardown of CUDA
+
+
+def _exit_reason(code: int) -> str:
+    if code >= 0:
+        return f"the process ended with exit code {code} before its result"
+    killer = ", perhaps by the kernel because host memory ran out" if code == -9 else ""
+    return f"the process was killed by signal {-code}{killer}"
 
 
 def find_label_source(meter: NvmlMeter) -> str:

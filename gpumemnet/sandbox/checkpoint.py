@@ -212,10 +212,11 @@ class Checkpoint:
 
     def _noticed(self, event: str, arguments: tuple[Any, ...]) -> None:
         if self._is_ahead and event in _LASTING:
-            path = str(arguments[0])
-            is_own = path.startswith("/dev/") or "__pycache__" in path  # of Python, or a device
-            if event == "open" and (is_own or not arguments[2] & _WRITES):
-                return
+            if event == "open":
+                path = str(arguments[0])
+                is_own = path.startswith("/dev/") or "__pycache__" in path  # of Python, or a device
+                if is_own or not arguments[2] & _WRITES:
+                    return
             if event == "os.mkdir" and Path(os.fsdecode(arguments[0])).is_dir():
                 return
             if not _imports_library():

@@ -166,7 +166,7 @@ def asking(
                 f"{source}: was not done after {deadline_seconds:g} seconds and was stopped: raise --deadline"
             ) from None
         if not text:
-            raise CodeEndedError(f"{source}: {exit_reason(status)}{child.last_line()}")
+            raise CodeEndedError(f"{source}: {_exit_reason(status)}{child.last_line()}")
         answer = json.loads(text)
         if "interrupted" in answer:
             raise KeyboardInterrupt
@@ -296,7 +296,7 @@ def _pipe() -> tuple[IO[bytes], IO[bytes]]:
     return os.fdopen(read, "rb", 0), os.fdopen(write, "wb", 0)
 
 
-def exit_reason(status: int) -> str:
+def _exit_reason(status: int) -> str:
     """Why a process ended that has given no answer, by its exit status."""
     if status == -signal.SIGKILL:
         return "the system killed the process, most likely because it used too much memory"

@@ -68,7 +68,7 @@ def test_only_a_measurement_is_accepted_as_a_profile(tmp_path: Path) -> None:
     ("mode", "behaviour", "sentence"),
     [
         ("process", "error", "could not use the GPU: no kernel for the stand-in card"),
-        ("process", "crash", "could not use the GPU: the code exited the program with exit code 7"),
+        ("process", "crash", "could not use the GPU: the process ended with exit code 7"),
         ("process", "lies", f"cannot be trusted: {MIB} bytes, with {64 * MIB} reserved"),
         ("process", "no_workspace", "did not grow with the first matrix product"),
         ("blind", "ok", "no reading of stand-in can be trusted"),
