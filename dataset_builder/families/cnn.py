@@ -31,6 +31,8 @@ GRANULE: Final = 8
 """Widths are multiples of this number, as tensor cores require."""
 MAX_WIDTH: Final = 8192
 MAX_NORM_GROUPS: Final = 32
+"""Groups of a group norm, the default of its authors (Wu & He, arXiv 1803.08494); fewer where they do
+not divide the channels."""
 FLATTENED_SIDE: Final = 7
 MAX_HIDDEN: Final = 4096
 MIN_IMAGE_SIZE: Final = 32

@@ -38,6 +38,7 @@ _MOST_COPIES: Final = 2**12
 """Most copies that are made on the GPU; further entries are the last one."""
 _MOST_ENTRIES: Final = 2**20
 _MOST_KINDS: Final = 4
+"""How many kinds of rounds are told apart before a loop is left, so that one of each runs."""
 _MOST_ROUNDS: Final = 2**14
 """Rounds of which each is asked for its kind; others are as these."""
 SHRINKS: Final = ("clear", "pop", "popitem", "popleft", "remove")
@@ -61,8 +62,9 @@ class Gathered:
         self._lengths: dict[int, int] = {}
         """Identity of a list → its length after the last round."""
         self._since: dict[int, int] = {}
+        """The same → the round after which it was met first."""
         self._rises = defaultdict[int, Counter[int]](Counter)
-        """The same → the round before which it was met, and rounds → by how much they made it longer."""
+        """The same → number of a round → by how much it made the list longer."""
         self._number = -1
         """That of the last round."""
 
@@ -92,12 +94,7 @@ class Gathered:
         return sorted(first.values())[1:_MOST_KINDS]
 
     def go_on(
-        self,
-        frame: FrameType,
-        number: int,
-        rounds: int,
-        *,
-        but_tensors: bool = False,
+        self, frame: FrameType, number: int, rounds: int, *, but_tensors: bool = False
     ) -> None:
         """Add what ``rounds`` more would: as many entries as the last but one of their kind has added,
         and the last one no more, which may be the smaller end of an epoch.
@@ -116,6 +113,7 @@ class Gathered:
         for each in lists_of(frame):
             numbers = range(self._since.get(id(each), number) + 1, number + 1)
             rises, of_kind = self._rises[id(each)], defaultdict[Hashable, list[int]](list)
+            entries = [*(each.values() if isinstance(each, dict) else each)] if but_tensors else []
             for before in numbers:
                 of_kind[known[before]].append(rises[before])
             for kind, count in kinds.items():
@@ -124,8 +122,7 @@ class Gathered:
                 if kind:
                     self._before[id(each), kind] = found[-2:]
                 rise, last = [0, 0, *found[:1], *found][-2:]
-                entries = [*each.values()] if isinstance(each, dict) else [*each]
-                if 0 < last <= rise and not (but_tensors and tensors_in(entries[-rise:])):
+                if 0 < last <= rise and not tensors_in(entries[-rise:]):
                     _add(each, rise, count * rounds // len(left))
             self._lengths[id(each)] = len(each)
         self._number += rounds
